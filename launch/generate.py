@@ -1,0 +1,133 @@
+"""Completes a prompt.
+
+  python -m launch.generate --policy=smollm2-135m --prompt="What is 2+2?" --max_new_tokens=24
+"""
+
+import json
+import sys
+
+from absl import app, flags
+
+_POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
+_PROMPT = flags.DEFINE_string("prompt", None, "Text of the prompt.")
+_SYSTEM = flags.DEFINE_string("system", None, "System message; needs a chat template.")
+_RAW = flags.DEFINE_bool("raw", False, "Complete the text as it is, without the chat template.")
+_NEW = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of the response, at most.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 is greedy.")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k likeliest tokens; 0: all.")
+_TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample among the likeliest tokens of this mass.")
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations and cache: float32 or bfloat16.")
+_JSON = flags.DEFINE_bool("json", False, "One JSON line a completion, with ids and log-probs.")
+
+
+def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples, seed):
+  """Completions of one prompt.
+
+  Args:
+    loaded: models.load.LoadedPolicy.
+    ids: token ids of the prompt.
+
+  Returns:
+    For each sample a dict: text, prompt_ids, completion_ids, logprobs (under the whole softmax at the
+    temperature; of temperature 1 when greedy) and finish_reason.
+
+  Raises:
+    ValueError: for an empty prompt or a number out of range.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  from rlvr_jax.core import keys
+  from rlvr_jax.core import rows as rows_lib
+  from rlvr_jax.core.types import STATUS_NAMES
+  from rlvr_jax.decode.decode import decode
+  from rlvr_jax.decode.logits import truncation
+
+  if not ids:
+    raise ValueError("the prompt has no tokens")
+  if max_new_tokens < 1 or samples < 1 or temperature < 0:
+    raise ValueError(
+      "want max_new_tokens >= 1, samples >= 1 and temperature >= 0, got "
+      f"{max_new_tokens}, {samples} and {temperature}"
+    )
+  rule = truncation(top_k=top_k, top_p=top_p)
+  tokens, zeros = jnp.asarray([ids], jnp.int32), jnp.zeros(samples, jnp.int32)
+  uid = keys.row_uids(jax.random.key(seed), 0, zeros, jnp.arange(samples))
+  rows = rows_lib.fresh(
+    tokens,
+    jnp.asarray([len(ids)], jnp.int32),
+    group=zeros,
+    valid=jnp.ones(samples, bool),
+    uid=uid,
+    num_places=len(ids) + max_new_tokens,
+    max_new_tokens=max_new_tokens,
+    temperature=temperature,
+  )
+
+  @jax.jit
+  def roll(params, rows):
+    return decode(
+      loaded.policy,
+      params,
+      rows,
+      version=0,
+      eos_ids=jnp.asarray(loaded.tokenizer.eos_ids, jnp.int32),
+      slots=samples,
+      num_contexts=1,
+      prompt_places=len(ids),
+      rule=rule,
+    )[0]
+
+  rows = jax.device_get(roll(loaded.params, rows))
+  out = []
+  for i in range(samples):
+    span = slice(rows.response_start[i], rows.length[i])
+    completion = rows.tokens[i, span].tolist()
+    out.append(
+      {
+        "text": loaded.tokenizer.decode(completion),
+        "prompt_ids": list(ids),
+        "completion_ids": completion,
+        "logprobs": rows.full_logprobs[i, span].tolist(),
+        "finish_reason": STATUS_NAMES[rows.status[i]],
+      }
+    )
+  return out
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
+  if _PROMPT.value is None:
+    raise app.UsageError("--prompt=TEXT is needed")
+  from rlvr_jax.models.load import load_policy
+
+  try:
+    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value)
+    if _RAW.value and _SYSTEM.value is not None:
+      raise ValueError("--system needs the chat template, which --raw turns off")
+    if _RAW.value:
+      ids = loaded.tokenizer.encode(_PROMPT.value)
+    else:
+      system = [] if _SYSTEM.value is None else [{"role": "system", "content": _SYSTEM.value}]
+      ids = loaded.tokenizer.chat([*system, {"role": "user", "content": _PROMPT.value}])
+    completions = complete(
+      loaded,
+      ids,
+      max_new_tokens=_NEW.value,
+      temperature=_TEMPERATURE.value,
+      top_k=_TOP_K.value,
+      top_p=_TOP_P.value,
+      samples=_SAMPLES.value,
+      seed=_SEED.value,
+    )
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  for one in completions:
+    print(json.dumps(one) if _JSON.value else one["text"])
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,69 @@
+"""Logical axis names -> mesh axes. Library code knows the logical names only."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rlvr_jax.core import table
+
+AXES = {
+  "rows": "rollout rows, cache slots and learner bins",
+  "time": "places of a row",
+  "prompts": "prompts of the table",
+  "vocab": "vocabulary",
+  "embed": "model width",
+  "heads": "query heads times head size",
+  "kv_heads": "key-value heads times head size",
+  "mlp": "hidden width of the feed-forward block",
+}
+
+AxisRules = Mapping[str, str | tuple[str, ...] | None]  # logical name -> mesh axis (absent: replicated)
+
+
+def spec(axes: Sequence[str | None], rules: AxisRules) -> PartitionSpec:
+  """Where an array with these logical axes goes.
+
+  Raises:
+    ValueError: for an unknown logical name, or if one mesh axis would shard two dimensions.
+  """
+  out, used = [], {}
+  for name in axes:
+    if name is not None and name not in AXES:
+      raise table.unknown("logical axis", name, AXES)
+    mesh_axis = rules.get(name) if name is not None else None
+    for one in (mesh_axis,) if isinstance(mesh_axis, str) else mesh_axis or ():
+      if one in used:
+        raise ValueError(f"mesh axis {one!r} would shard both {used[one]!r} and {name!r} of {axes}")
+      used[one] = name
+    out.append(mesh_axis)
+  return PartitionSpec(*out)
+
+
+def shardings(axes, mesh: Mesh, rules: AxisRules):
+  """A pytree of logical axis tuples -> a pytree of NamedShardings."""
+  is_axes = lambda x: isinstance(x, tuple) and all(a is None or isinstance(a, str) for a in x)
+  return jax.tree.map(lambda a: NamedSharding(mesh, spec(a, rules)), axes, is_leaf=is_axes)
+
+
+def check(tree, shardings):
+  """Raises ValueError naming the array and dimension that a mesh axis does not divide."""
+
+  def one(path, x, sharding):
+    for dim, axis in enumerate(sharding.spec):
+      names = (axis,) if isinstance(axis, str) else axis or ()
+      parts = 1
+      for name in names:
+        parts *= sharding.mesh.shape[name]
+      if x.shape[dim] % parts:
+        where = jax.tree_util.keystr(path)
+        raise ValueError(
+          f"{where} {x.shape}: dimension {dim} is not a multiple of mesh axis {axis!r} ({parts})"
+        )
+
+  jax.tree_util.tree_map_with_path(one, tree, shardings)
+
+
+def rows_sharding(mesh: Mesh, rules: AxisRules) -> NamedSharding:
+  """For arrays whose first axis is rows; a pytree prefix for Rows."""
+  return NamedSharding(mesh, spec(("rows",), rules))

@@ -1,0 +1,385 @@
+"""Every type that two packages share: pytrees of data, and bundles of functions.
+
+Data are `flax.struct.dataclass`es of arrays; behaviour is a `NamedTuple` of functions. Letters in the
+shape comments: B prompts in a round, N rows, T places of a row, M prompts in the table, V vocabulary,
+E embedding, L layers, S slots or cache rows, C cache places or candidates, K key-value heads, D head
+size, U places of a bin, R log-probs read from a bin.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Params = Any  # a pytree of arrays
+Knobs = Mapping[str, Array]  # numbers that controllers adapt during a run
+
+# Row status. A row is closed when it is not OPEN; the status says why.
+OPEN, EOS, LENGTH, KILLED, ERROR = range(5)
+STATUS_NAMES = ("open", "eos", "length", "killed", "error")
+
+
+# ---------------------------------------------------------------------------------------------------
+# The data path
+
+
+@flax.struct.dataclass
+class Rows:
+  """N rows of T places: prompts, unfinished and finished rollouts alike. Right-padded.
+
+  Row n holds a prompt in places [0, response_start) and a response in [response_start, length).
+  Every leaf has the row axis first, `extras` included, so that moving rows is one gather.
+  """
+
+  tokens: Array  # int32 [N,T]
+  behavior_logprobs: Array  # float32 [N,T], under the law sampled from; 0 where not sampled
+  full_logprobs: Array  # float32 [N,T], at sampling, under the whole softmax at the temperature
+  entropy: Array  # float32 [N,T], of the whole softmax the token was drawn from, in nats
+  version: Array  # int32 [N,T], learner step of the params that sampled the token; -1: not sampled
+  response_mask: Array  # bool [N,T], True: the token is the policy's own and may be trained
+  length: Array  # int32 [N], places in use
+  response_start: Array  # int32 [N], places of the prompt
+  limit: Array  # int32 [N], the row closes when length reaches this
+  status: Array  # int32 [N], OPEN EOS LENGTH KILLED ERROR
+  uid: Array  # uint32 [N,2], key data of the row's own randomness; unique over a run
+  group: Array  # int32 [N] < N, rows that are compared with each other
+  context: Array  # int32 [N], rows of equal context have equal tokens[:response_start]
+  prompt_id: Array  # int32 [N], index into the prompt table
+  source: Array  # int32 [N], data source of the prompt
+  temperature: Array  # float32 [N], of the law it is sampled from
+  wave: Array  # int32 [N], which wave of the round drew it
+  correct: Array  # float32 [N], the verifier's verdict; beliefs, allocators and filters read this
+  reward: Array  # float32 [N], shaped from the verdict; the loss sees this
+  prior: Array  # float32 [N], believed solve rate of the prompt before this step
+  trials: Array  # float32 [N], rows its group had before anything was dropped
+  successes: Array  # float32 [N], how many of those were correct
+  valid: Array  # bool [N], False: padding, to be left alone
+  extras: dict[str, Array]  # named [N,...] arrays, e.g. "reference_logprobs"
+
+  @property
+  def finished(self) -> Array:
+    """bool [N]: the policy ended the response itself (an end token was sampled)."""
+    return self.status == EOS
+
+  @property
+  def truncated(self) -> Array:
+    """bool [N]: cut off at the length limit."""
+    return self.status == LENGTH
+
+  @property
+  def loss_mask(self) -> Array:
+    """bool [N,T]: tokens of valid rows that may be trained."""
+    return self.response_mask & self.valid[:, None]
+
+  @property
+  def response_length(self) -> Array:
+    """int32 [N]: places after the prompt."""
+    return self.length - self.response_start
+
+
+@flax.struct.dataclass
+class TokenStats:
+  """What the policy being trained says of the tokens in Rows; 0 where it was not asked."""
+
+  logprobs: Array  # float32 [N,T], log-prob of each token at the row's own temperature
+
+
+@flax.struct.dataclass
+class Packed:
+  """Rows laid out for the learner: each distinct prefix once, in bins of U places.
+
+  Token u of a bin sees token v iff v <= u < stop[v]. Padding sees itself alone.
+  """
+
+  tokens: Array  # int32 [bins,U]
+  position: Array  # int32 [bins,U], position in its own row
+  stop: Array  # int32 [bins,U]
+  source: Array  # int32 [bins,R], place in the bin whose hidden state predicts `target`
+  target: Array  # int32 [bins,R], the token predicted
+  temperature: Array  # float32 [bins,R]
+  place: Array  # int32 [N,T], index into the flat [bins*R] reads; bins*R where there is none
+  row_bin: Array  # int32 [N], the bin that holds the row; -1: in none
+  num_bins: Array  # int32 [], bins in use
+
+
+# ---------------------------------------------------------------------------------------------------
+# Views: what a token may attend to
+
+
+@flax.struct.dataclass
+class KVCache:
+  """Keys and values of S rows; place c of a row holds position c.
+
+  One leaf a layer, not one stacked array: a stacked one is copied at each update.
+  """
+
+  k: tuple[Array, ...]  # L arrays [S,C,K,D]
+  v: tuple[Array, ...]  # L arrays [S,C,K,D]
+
+  @property
+  def places(self) -> int:
+    return self.k[0].shape[1]
+
+
+@flax.struct.dataclass
+class Spans:
+  """No cache: token u of a row sees token v iff v <= u < stop[v].
+
+  One integer a key carries plain causal rows (stop = T), packing, shared prefixes and padding.
+  """
+
+  stop: Array  # int32 [N,T]
+
+
+View = KVCache | Spans
+
+
+class Policy(NamedTuple):
+  """A language model as pure functions; the rest of the code sees nothing else of it."""
+
+  init: Callable[[Array], Params]  # (key) -> params
+  # (params, tokens [N,T], positions [N,T], valid [N,T], view) -> (hidden [N,T,E], view).
+  # With a KVCache the keys of valid tokens are written at their positions, and a token sees every
+  # place up to its own position: places that do not hold the row's tokens must lie beyond it.
+  hidden: Callable[..., tuple[Array, Any]]
+  logits: Callable[[Params, Array], Array]  # (params, hidden [...,E]) -> float32 [...,V]
+  init_cache: Callable[[int, int], KVCache]  # (rows S, places C) -> empty cache
+  axes: Any  # like params, a tuple of logical axis names for each leaf (core.sharding)
+  vocab_size: int
+  config: Any = None
+
+
+# ---------------------------------------------------------------------------------------------------
+# Prompts, beliefs and selection
+
+
+@flax.struct.dataclass
+class PromptTable:
+  """All prompts of a task, tokenised, right-padded."""
+
+  tokens: Array  # int32 [M,P]
+  length: Array  # int32 [M]
+  source: Array  # int32 [M], index into the task's source names
+
+
+@flax.struct.dataclass
+class Belief:
+  """What is believed of the solve rate of C prompts."""
+
+  mean: Array  # float32 [C]
+  variance: Array  # float32 [C], spread of the belief, not p(1-p)
+  evidence: Array  # float32 [C], pseudo-observations
+
+
+@flax.struct.dataclass
+class Candidates:
+  """What `select` may know, one entry a candidate prompt."""
+
+  id: Array  # int32 [C]
+  score: Array  # float32 [C]
+  source: Array  # int32 [C]
+  taken: Array  # bool [C], already rolled out in this step
+  visited: Array  # bool [C], already drawn in this epoch
+
+
+class Selection(NamedTuple):
+  index: Array  # int32 [B], into the candidates
+  valid: Array  # bool [B], False where there were too few candidates
+  consumed: Array  # bool [C], spent for this epoch: chosen, or passed over on purpose
+
+
+@flax.struct.dataclass
+class Prompts:
+  """The B prompts of one round."""
+
+  id: Array  # int32 [B]
+  tokens: Array  # int32 [B,P]
+  length: Array  # int32 [B]
+  source: Array  # int32 [B]
+  score: Array  # float32 [B]
+  belief: Belief  # of [B] each
+  valid: Array  # bool [B]
+
+
+@flax.struct.dataclass
+class Round:
+  """Prompts of a round and every row so far: what a later wave may look at."""
+
+  prompts: Prompts
+  rows: Rows
+  wave: Array  # int32 []
+  step: Array  # int32 []
+
+
+@flax.struct.dataclass
+class Tally:
+  """Everything generated in a step, for each prompt of the table, dropped rows included."""
+
+  trials: Array  # float32 [M], verified rows
+  successes: Array  # float32 [M]
+  drawn: Array  # int32 [M], rows sampled, whatever became of them; row uids count on it
+  tokens: Array  # int32 [M], response tokens generated
+
+
+@flax.struct.dataclass
+class Feedback:
+  """What controllers learn from, after the update."""
+
+  rows: Rows
+  advantage: Array  # float32 [N,T]
+  entropy: Array  # float32 [], mean over trained tokens, in nats
+  tally: Tally
+  epoch: Array  # int32 []
+  step: Array  # int32 []
+
+
+# ---------------------------------------------------------------------------------------------------
+# Slots: bundles of functions that a recipe chooses
+
+
+class BeliefModel(NamedTuple):
+  init: Callable  # (num_prompts) -> state
+  update: Callable  # (state, tally) -> state, once a step over the whole table
+  belief: Callable  # (state, id [C]) -> Belief
+
+
+class PromptPosterior(NamedTuple):
+  """A belief model with an acquisition: see posterior.acquisition.scored."""
+
+  init: Callable  # (num_prompts) -> state
+  update: Callable  # (state, tally) -> state
+  belief: Callable  # (state, id [C]) -> Belief
+  score: Callable  # (state, key, id [C], knobs) -> float32 [C]
+
+
+class Allocator(NamedTuple):
+  """How many rows each prompt of a round gets, in one or more waves."""
+
+  plan: Callable  # (num_prompts, budget) -> static rows of each wave, summing to at most budget
+  init: Callable  # (prompts, knobs) -> state
+  next: Callable  # (state, round, width static, knobs) -> (counts int32 [B], sum <= width; state)
+
+
+class Objective(NamedTuple):
+  """The loss of each token. A row's loss may depend on that row alone: see train.learn."""
+
+  loss: Callable  # (stats, rows, advantage, knobs) -> (loss float32 [N,T], metrics)
+  # True: loss and gradient are 0 where the advantage is, so that rows without any advantage need not be
+  # computed. False for a loss with terms of its own (a KL term, distillation).
+  needs_advantage: bool
+
+
+class Controller(NamedTuple):
+  """Numbers that adapt during a run."""
+
+  init: Callable  # (num_prompts) -> state
+  value: Callable  # (state) -> knobs
+  update: Callable  # (state, feedback) -> state
+
+
+class Refill(NamedTuple):
+  """How rounds repeat until the batch is full: at most `rounds` (a hard cap)."""
+
+  rounds: int = 1
+
+
+class Recipe(NamedTuple):
+  """One method: a choice for each slot. `recipes.grpo.grpo` fills them all."""
+
+  posterior: PromptPosterior
+  select: Callable  # (key, candidates, num static, knobs) -> Selection
+  allocate: Allocator
+  rollout: Callable  # (policy, params, rows, version, eos_ids) -> (rows, DecodeCounts)
+  reward: Callable  # (rows, knobs) -> float32 [N]
+  choose: Callable  # (key, rows, knobs) -> bool [N], rows that enter the batch
+  refill: Refill
+  advantage: Callable  # (rows) -> float32 [N,T], 0 off the mask
+  weigh: Callable  # (key, rows, advantage, knobs) -> float32 [N,T]
+  objective: Callable
+  aggregate: Callable  # (loss, weight, rows) -> (numerator [], denominator [])
+  control: Controller
+  annotate: tuple[str, ...] = ()  # policies whose log-probs are stored before the update
+  updates: int = 1  # optimizer steps a batch
+
+
+# ---------------------------------------------------------------------------------------------------
+# State of a run
+
+
+@flax.struct.dataclass
+class Learner:
+  """What the update changes. Donated to it."""
+
+  params: Params
+  opt_state: Any
+  control: Any
+  step: Array  # int32 [], updates done = version of params
+  skipped: Array  # int32 [], updates not applied because something was not finite
+
+
+@flax.struct.dataclass
+class Collector:
+  """What collecting rollouts changes."""
+
+  posterior: Any
+  visited: Array  # bool [M], prompts already drawn in this epoch
+  epoch: Array  # int32 []
+  key: Array  # key of the run; constant
+
+
+@flax.struct.dataclass
+class RunState:
+  learner: Learner
+  collector: Collector
+  ledger: dict[str, Any]  # core.ledger: host int64 arrays
+
+
+# ---------------------------------------------------------------------------------------------------
+# Tasks (host side)
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back. `chat` ends with the cue that opens the assistant's turn."""
+
+  vocab_size: int  # ids at or above this are never sampled
+  eos_ids: tuple[int, ...]  # any of them ends a response
+  pad_id: int
+
+  def encode(self, text: str) -> list[int]: ...
+  def decode(self, ids: Sequence[int]) -> str: ...
+  def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+
+class Example(NamedTuple):
+  """One prompt with what its verifier needs."""
+
+  prompt: str | tuple[dict[str, str], ...]  # plain text, or chat messages {role, content}
+  answer: str
+  source: str
+  metadata: Mapping[str, Any] = {}
+
+
+class Verdict(NamedTuple):
+  """A verifier's judgement of one completion, and why."""
+
+  correct: float  # 1.0 correct, 0.0 wrong; a scorer with partial credit may lie between
+  parsed: str | None = None  # the answer that was read out of the completion
+  rule: str = ""  # which rule decided
+
+
+class Task(NamedTuple):
+  """Prompts and their verifier."""
+
+  train: Sequence[Example]
+  evals: Mapping[str, Sequence[Example]]  # held-out sets by name
+  verify: Callable[[Example, str], Verdict]  # picklable: a module-level function
+  sources: tuple[str, ...]  # names; a prompt's source is an index into them
+  tokenizer: Tokenizer | None = None  # for policies that bring none (`tiny`)
+
+
+def places(x: Array) -> Array:
+  """int32 [1,T]: the index of each place of [N,T,...] x."""
+  return jnp.arange(x.shape[1], dtype=jnp.int32)[None]

@@ -1,0 +1,218 @@
+"""One decoder-only transformer for the Llama, Qwen and Gemma families, as a `Policy`.
+
+Flax lives in this file alone; outside, a model is pure functions over a nested dict of arrays.
+Layers are unrolled, each with its own leaves.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rlvr_jax.core.types import Array, KVCache, Params, Policy, Spans, View
+from rlvr_jax.models.attention import attend
+from rlvr_jax.models.configs import ModelConfig, RopeScaling
+
+NEVER = -1e30  # logit of ids that the tokenizer does not have
+
+AXES = {  # leaf name -> logical axis of each dimension
+  "embedding": ("vocab", "embed"),
+  "head": ("embed", "vocab"),
+  "q": ("embed", "heads"),
+  "k": ("embed", "kv_heads"),
+  "v": ("embed", "kv_heads"),
+  "q_bias": ("heads",),
+  "k_bias": ("kv_heads",),
+  "v_bias": ("kv_heads",),
+  "o": ("heads", "embed"),
+  "q_norm": (None,),
+  "k_norm": (None,),
+  "gate": ("embed", "mlp"),
+  "up": ("embed", "mlp"),
+  "down": ("mlp", "embed"),
+  "attn_norm": ("embed",),
+  "mlp_norm": ("embed",),
+  "post_attn_norm": ("embed",),
+  "post_mlp_norm": ("embed",),
+  "final_norm": ("embed",),
+}
+
+
+@functools.cache  # equal configs share their functions, and so what is compiled of them
+def decoder(config: ModelConfig) -> Policy:
+  """The model of a config as pure functions; see `core.types.Policy`.
+
+  Params are a nested dict: `embedding` [V,E], `final_norm` [E], `head` [E,V] unless tied, and for
+  each layer `layers_<i>` with `attn_norm` [E], `q` [E,H*D], `k` and `v` [E,K*D], `o` [H*D,E],
+  `mlp_norm` [E], `gate` and `up` [E,F], `down` [F,E], and what else the family has: `q_bias`,
+  `k_bias`, `v_bias`, `q_norm` and `k_norm` [D], `post_attn_norm` and `post_mlp_norm` [E]. Matrices
+  are stored for `x @ w`. Hidden states come normalised; `logits` ends with the soft-cap, and puts
+  ids at or above `config.num_tokens` at -1e30.
+  """
+  module = _Decoder(config)
+
+  def init(key: Array) -> Params:
+    one = jnp.zeros((1, 1), jnp.int32)
+    return module.init(key, one, one, one == 0, Spans(stop=one), method="hidden")["params"]
+
+  def hidden(params: Params, tokens: Array, positions: Array, valid: Array, view: View):
+    return module.apply({"params": params}, tokens, positions, valid, view, method="hidden")
+
+  def logits(params: Params, hidden: Array) -> Array:
+    return module.apply({"params": params}, hidden, method="logits")
+
+  def init_cache(rows: int, places: int) -> KVCache:
+    shape = (rows, places, config.num_kv_heads, config.head_dim)
+    layers = range(config.num_layers)
+    return KVCache(
+      k=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+      v=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+    )
+
+  shapes = jax.eval_shape(init, jax.random.key(0))
+  axes = jax.tree_util.tree_map_with_path(lambda path, _: AXES[path[-1].key], shapes)
+  return Policy(
+    init=jax.jit(init), hidden=hidden, logits=logits, init_cache=init_cache, axes=axes,
+    vocab_size=config.vocab_size, config=config,
+  )  # fmt: skip
+
+
+def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> Array:
+  """float32 [size/2]: radians a position for each rotated pair.
+
+      f_i = theta^(-2i/size), then stretched as `RopeScaling` says.
+  """
+  freq = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+  if scaling is None:
+    return freq
+  if scaling.kind == "linear":
+    return freq / scaling.factor
+  turns = scaling.original_length * freq / (2 * math.pi)  # over the length of pre-training
+  keep = (turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
+  keep = jnp.clip(keep, 0.0, 1.0)
+  return keep * freq + (1 - keep) * freq / scaling.factor
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+  """Turns the pairs (x_i, x_{i+D/2}) of [N,T,heads,D] by the angles of cos, sin [N,T,1,D/2]."""
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _lift(w: Array, x: Array) -> Array:
+  """w [D] with as many leading axes as x has."""
+  return w.reshape((1,) * (x.ndim - 1) + w.shape)
+
+
+class _Base(nn.Module):
+  """Declares parameters in the config's dtypes."""
+
+  config: ModelConfig
+
+  def matrix(self, name: str, rows: int, columns: int) -> Array:
+    """[rows,columns], ready for x @ w; normal with std 1/sqrt(rows)."""
+    init = nn.initializers.normal(1 / math.sqrt(rows))
+    w = self.param(name, init, (rows, columns), jnp.dtype(self.config.param_dtype))
+    return w.astype(self.config.dtype)
+
+  def norm(self, name: str, size: int) -> Callable[[Array], Array]:
+    """RMSNorm over a last axis of that size, in float32."""
+    config = self.config
+    init = nn.initializers.zeros if config.unit_offset else nn.initializers.ones
+    w = self.param(name, init, (size,), jnp.dtype(config.param_dtype)).astype(jnp.float32)
+
+    def normalise(x: Array) -> Array:
+      y = x.astype(jnp.float32)
+      y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + config.norm_eps)
+      return (y * _lift(1 + w if config.unit_offset else w, y)).astype(x.dtype)
+
+    return normalise
+
+
+class _Layer(_Base):
+  """Attention and a gated MLP, each added to the residual stream."""
+
+  layer: int = 0
+
+  @nn.compact
+  def __call__(self, x: Array, angles: tuple[Array, Array], positions: Array, valid: Array, view: View):
+    config = self.config
+    y = self.norm("attn_norm", config.embed_dim)(x)
+    q = self.heads("q", y, config.num_heads)
+    k = self.heads("k", y, config.num_kv_heads)
+    v = self.heads("v", y, config.num_kv_heads)
+    if config.qk_norm:
+      q = self.norm("q_norm", config.head_dim)(q)
+      k = self.norm("k_norm", config.head_dim)(k)
+    y, view = attend(
+      view, self.layer, rotate(q, *angles), rotate(k, *angles), v, positions, valid,
+      scale=config.scale, window=config.window(self.layer), softcap=config.attn_softcap,
+    )  # fmt: skip
+    y = y @ self.matrix("o", config.num_heads * config.head_dim, config.embed_dim)
+    if config.sandwich:
+      y = self.norm("post_attn_norm", config.embed_dim)(y)
+    x = x + y
+    y = self.norm("mlp_norm", config.embed_dim)(x)
+    gate = y @ self.matrix("gate", config.embed_dim, config.mlp_dim)
+    gate = nn.silu(gate) if config.activation == "silu" else nn.gelu(gate, approximate=True)
+    y = gate * (y @ self.matrix("up", config.embed_dim, config.mlp_dim))
+    y = y @ self.matrix("down", config.mlp_dim, config.embed_dim)
+    if config.sandwich:
+      y = self.norm("post_mlp_norm", config.embed_dim)(y)
+    return x + y, view
+
+  def heads(self, name: str, x: Array, num: int) -> Array:
+    """x [N,T,E] -> [N,T,num,D]."""
+    config = self.config
+    y = x @ self.matrix(name, config.embed_dim, num * config.head_dim)
+    if config.qkv_bias:
+      init = nn.initializers.zeros
+      b = self.param(f"{name}_bias", init, (num * config.head_dim,), jnp.dtype(config.param_dtype))
+      y = y + _lift(b.astype(config.dtype), y)
+    return y.reshape(*y.shape[:2], num, config.head_dim)
+
+
+class _Decoder(_Base):
+  """Embedding, layers, final norm and head."""
+
+  def setup(self):
+    config = self.config
+    layer = nn.remat(_Layer) if config.remat else _Layer
+    self.layers = [layer(config, layer=i) for i in range(config.num_layers)]
+    shape, dtype = (config.vocab_size, config.embed_dim), jnp.dtype(config.param_dtype)
+    self.embedding = self.param("embedding", nn.initializers.normal(0.02), shape, dtype)
+    self.final_norm = self.norm("final_norm", config.embed_dim)
+    if not config.tied:
+      self.head = self.matrix("head", config.embed_dim, config.vocab_size)
+
+  def hidden(self, tokens: Array, positions: Array, valid: Array, view: View):
+    config = self.config
+    x = self.embedding[tokens].astype(config.dtype)
+    if config.scale_embedding:  # the factor is rounded to the activations' dtype, as published
+      x = x * jnp.asarray(math.sqrt(config.embed_dim), config.dtype)
+    rope = self.angles(positions, config.rope_theta, config.rope_scaling)
+    local = rope
+    if config.rope_local_theta is not None:
+      local = self.angles(positions, config.rope_local_theta, None)
+    for i, layer in enumerate(self.layers):
+      x, view = layer(x, rope if config.window(i) is None else local, positions, valid, view)
+    return self.final_norm(x), view
+
+  def angles(self, positions: Array, theta: float, scaling: RopeScaling | None):
+    """Cosine and sine, float32 [N,T,1,D/2] each."""
+    freq = frequencies(theta, self.config.head_dim, scaling)
+    angle = positions[:, :, None, None].astype(jnp.float32) * freq[None, None, None]
+    return jnp.cos(angle), jnp.sin(angle)
+
+  def logits(self, hidden: Array) -> Array:
+    config = self.config
+    head = self.embedding.astype(config.dtype).T if config.tied else self.head
+    y = jnp.matmul(hidden.astype(config.dtype), head, preferred_element_type=jnp.float32)
+    if config.final_softcap is not None:
+      y = config.final_softcap * jnp.tanh(y / config.final_softcap)
+    if config.num_tokens is not None and config.num_tokens < config.vocab_size:
+      y = jnp.where(_lift(jnp.arange(config.vocab_size), y) < config.num_tokens, y, NEVER)
+    return y

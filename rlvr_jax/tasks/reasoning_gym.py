@@ -1,0 +1,147 @@
+"""Prompts from the generators of the reasoning_gym package."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlvr_jax.core.table import unknown
+from rlvr_jax.core.types import Example, Task
+from rlvr_jax.tasks.mixture import split
+from rlvr_jax.tasks.verify import verify
+
+_FIELDS = ("name", "weight", "args", "label")
+_DATASET_SIZE = 1000  # entries from one seed; some generators prepare all of them at once
+
+
+def reasoning_gym(
+  *,
+  mixture: Sequence[Mapping[str, Any]] | Mapping[str, Mapping[str, Any]],
+  train_size: int = 4096,
+  eval_size: int = 256,
+  seed: int = 0,
+  system: str | None = None,
+  score: str = "extract",
+) -> Task:
+  """A weighted mixture of reasoning_gym generators.
+
+  Training and held-out examples come from different seeds, and no held-out question is trained on;
+  a generator with few questions repeats those it trains on (`tasks.mixture.split`).
+
+  Args:
+    mixture: entries {name: generator, weight: number (1), args: the generator's own arguments ({}),
+      label: source name (the generator's name)}; or a mapping label -> entry, where the name may be
+      left out if it is the label.
+    train_size: training examples, shared out by weight to whole numbers.
+    eval_size: held-out examples, shared likewise; they are the evaluation set "heldout", and each
+      keeps its source. 0: no such set.
+    seed: of everything drawn.
+    system: system message before each question; None: none.
+    score: "extract" compares the final answer with the generator's (`tasks.verify.verify`);
+      "native" gives the final answer to the generator's own scorer, for those that accept several
+      answers or none in particular. Native scores may lie between 0 and 1, and most generators
+      give some credit to a wrong answer.
+
+  Raises:
+    ImportError: if reasoning_gym is not installed.
+    ValueError: for an unknown generator, argument or entry field (with the close ones), arguments
+      that the generator refuses, or sizes that its questions do not suffice for.
+  """
+  try:
+    import reasoning_gym.factory as factory
+  except ImportError as error:
+    raise ImportError(
+      "this task needs the reasoning_gym package: pip install reasoning-gym"
+    ) from error
+  if score not in ("extract", "native"):
+    raise ValueError(f'score must be "extract" or "native", not {score!r}')
+  if score == "native":  # its module imports the package, which costs every verifier process
+    from rlvr_jax.tasks.reasoning_gym_native import verify as judge
+  else:
+    judge = verify
+
+  entries = _entries(mixture)
+  streams = {}
+  for label, entry in entries.items():
+    _check(label, entry, factory.DATASETS)
+    streams[label] = _stream(factory, label, entry, seed, system, score)
+  weights = [entry["weight"] for entry in entries.values()]
+  train, heldout = split(streams, weights, train_size=train_size, eval_size=eval_size, seed=seed)
+  return Task(
+    train=train,
+    evals={"heldout": heldout} if heldout else {},
+    verify=judge,
+    sources=tuple(entries),
+  )
+
+
+def _entries(mixture) -> dict[str, dict[str, Any]]:
+  """label -> {name, weight, args}, in order."""
+  if isinstance(mixture, Mapping):
+    listed = [{"name": label, **entry, "label": label} for label, entry in mixture.items()]
+  else:
+    listed = [dict(entry) for entry in mixture]
+  if not listed:
+    raise ValueError("mixture is empty")
+  entries: dict[str, dict[str, Any]] = {}
+  for entry in listed:
+    for field in entry:
+      if field not in _FIELDS:
+        raise unknown("field of a mixture entry", field, _FIELDS)
+    if "name" not in entry:
+      raise ValueError(f"mixture entry {entry} has no name")
+    label = entry.get("label", entry["name"])
+    if label in entries:
+      raise ValueError(f"two mixture entries are called {label!r}; give them labels")
+    entries[label] = {
+      "name": entry["name"],
+      "weight": entry.get("weight", 1.0),
+      "args": dict(entry.get("args", {})),
+    }
+  return entries
+
+
+def _check(label: str, entry: Mapping[str, Any], generators: Mapping[str, tuple]) -> None:
+  name = entry["name"]
+  if name not in generators:
+    raise unknown("reasoning_gym generator", name, generators)
+  accepted = {field.name for field in dataclasses.fields(generators[name][1])}
+  for arg in entry["args"]:
+    if arg in ("seed", "size"):
+      raise ValueError(f"source {label!r}: {arg!r} is set by the task, not in args")
+    if arg not in accepted:
+      raise unknown(
+        f"argument of reasoning_gym generator {name!r}", arg, accepted - {"seed", "size"}
+      )
+
+
+def _stream(factory, label: str, entry: Mapping[str, Any], seed: int, system: str | None, score):
+  name, args = entry["name"], entry["args"]
+
+  def stream(part: str) -> Iterator[Example]:
+    for block in itertools.count():
+      # Most generators seed entry i with seed + i, so the seeds must lie far apart.
+      block_seed = random.Random(f"{seed} {label} {part} {block}").getrandbits(31)
+      try:
+        dataset = factory.create_dataset(name, seed=block_seed, size=_DATASET_SIZE, **args)
+      except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"reasoning_gym generator {name!r} refuses {args}: {error}") from error
+      for i in range(_DATASET_SIZE):
+        yield example(dataset[i])
+
+  def example(item: Mapping[str, Any]) -> Example:
+    if item["answer"] is None and score == "extract":
+      raise ValueError(
+        f'reasoning_gym generator {name!r} has no one right answer; use score="native"'
+      )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": item["question"]})
+    return Example(
+      prompt=tuple(messages),
+      answer="" if item["answer"] is None else str(item["answer"]),
+      source=label,
+      metadata={"generator": name, "args": args, "entry": item} if score == "native" else {},
+    )
+
+  return stream

@@ -1,0 +1,328 @@
+"""Collecting a batch: rounds of new prompts, waves of rows for them, verification after each wave.
+
+Host code over jitted parts, since verification is host code: arrays go in and out, and the host reads no
+more than it needs. Three sizes are static: the width of each wave, the rows of a round, the rows of the
+batch; group sizes are not.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlvr_jax.core import groups, keys, ledger
+from rlvr_jax.core import rows as rows_lib
+from rlvr_jax.core.types import (
+  Candidates,
+  Collector,
+  Policy,
+  Prompts,
+  PromptTable,
+  Recipe,
+  Round,
+  Rows,
+  Tally,
+  Verdict,
+)
+
+
+class Sample(NamedTuple):
+  """One completion to show to a person."""
+
+  prompt_id: int
+  text: str
+  verdict: Verdict
+  num_tokens: int
+
+
+class Batch(NamedTuple):
+  """What a step trains on."""
+
+  rows: Rows  # [N,T], chosen rows; the rest is padding
+  tally: Tally  # of everything generated in the step
+  metrics: dict[str, float]  # of everything generated in the step
+  samples: list[Sample]  # the first few completions of the step
+
+
+def completions(rows: Rows, decode_text: Callable[[list[int]], str]):
+  """(index of each valid row, its text, its number of response tokens), read on the host."""
+  tokens, start, length, valid = jax.device_get(
+    (rows.tokens, rows.response_start, rows.length, rows.valid)
+  )
+  index = np.flatnonzero(valid)
+  texts = [decode_text(tokens[i, start[i] : length[i]].tolist()) for i in index]
+  return index, texts, (length - start)[index]
+
+
+def make_collect(
+  policy: Policy,
+  recipe: Recipe,
+  table: PromptTable,
+  verify: Callable[[Sequence[int], Sequence[str]], list[Verdict]],
+  decode_text: Callable[[list[int]], str],
+  *,
+  prompts: int,
+  budget: int,
+  max_new_tokens: int,
+  eos_ids,
+  constrain=lambda rows: rows,
+  num_samples: int = 4,
+):
+  """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
+
+  Args:
+    table: all prompts, [M,P].
+    verify: (prompt ids, completions) -> verdicts, in order.
+    decode_text: token ids -> text.
+    prompts: B, prompts of a round. At most M.
+    budget: rows of a round and of the batch.
+    max_new_tokens: response tokens a row may get.
+    eos_ids: int32 [E].
+    constrain: puts a sharding on row arrays inside jitted functions.
+    num_samples: completions kept to be shown.
+
+  Raises:
+    ValueError: if the table has fewer than `prompts` prompts, or the allocator plans more than `budget`.
+  """
+  num_table, prompt_places = table.tokens.shape
+  if num_table < prompts:
+    raise ValueError(f"a round needs {prompts} prompts, the table has {num_table}")
+  plan = recipe.allocate.plan(prompts, budget)
+  if sum(plan) > budget or min(plan) < 1:
+    raise ValueError(f"the allocator plans waves {plan} for a budget of {budget} rows")
+  num_places = prompt_places + max_new_tokens
+  table = jax.tree.map(jnp.asarray, table)
+  eos_ids = jnp.asarray(eos_ids, jnp.int32)
+
+  @jax.jit
+  def begin(control):
+    zeros = lambda dtype: jnp.zeros(num_table, dtype)
+    tally = Tally(zeros(jnp.float32), zeros(jnp.float32), zeros(jnp.int32), zeros(jnp.int32))
+    used = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    knobs = recipe.control.value(control)
+    return knobs, rows_lib.blank(budget, num_places), used, tally, jnp.zeros(num_table, bool)
+
+  @jax.jit
+  def open_round(collector: Collector, key, taken, step, knobs):
+    ids = jnp.arange(num_table, dtype=jnp.int32)
+    score = recipe.posterior.score(collector.posterior, keys.stream(key, "score"), ids, knobs)
+    candidates = Candidates(ids, score, table.source, taken, collector.visited)
+    pick = lambda c: recipe.select(keys.stream(key, "select"), c, prompts, knobs)
+    chosen = pick(candidates)
+    # The epoch has run out: the next one begins, without the prompts this step already has.
+    ended = ~chosen.valid.all() & collector.visited.any()
+    again = lambda: pick(candidates.replace(visited=taken))
+    chosen = jax.lax.cond(ended, again, lambda: chosen)
+    visited = jnp.where(ended, taken, collector.visited) | chosen.consumed
+    i = chosen.index
+    belief = recipe.posterior.belief(collector.posterior, i)
+    these = Prompts(
+      i, table.tokens[i], table.length[i], table.source[i], score[i], belief, chosen.valid
+    )
+    blank = rows_lib.blank(sum(plan), num_places)
+    round = Round(these, blank, jnp.zeros((), jnp.int32), step)
+    taken = taken.at[i].max(chosen.valid)
+    collector = collector.replace(visited=visited, epoch=collector.epoch + ended)
+    return collector, round, recipe.allocate.init(these, knobs), taken
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def allocate(width, state, round, wave, knobs):
+    counts, state = recipe.allocate.next(state, round.replace(wave=wave), width, knobs)
+    return counts, counts.sum(), state
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def roll(width, params, key, round, counts, offset, wave, tally, knobs):
+    these = round.prompts
+    group, valid = groups.expand(counts, width)
+    prompt_id = these.id[group]
+    replica = tally.drawn[prompt_id] + groups.rank(group, valid)
+    rows = rows_lib.fresh(
+      these.tokens,
+      these.length,
+      group=group,
+      valid=valid,
+      uid=keys.row_uids(key, round.step, prompt_id, replica),
+      num_places=num_places,
+      max_new_tokens=max_new_tokens,
+      temperature=knobs["temperature"],
+    )
+    rows = rows.replace(
+      prompt_id=prompt_id,
+      source=these.source[group],
+      wave=jnp.broadcast_to(wave, (width,)),
+      prior=these.belief.mean[group],
+    )
+    rows, counts = recipe.rollout(
+      policy,
+      params,
+      constrain(rows),
+      round.step,
+      eos_ids,
+      num_contexts=prompts,
+      prompt_places=prompt_places,
+    )
+    by_prompt = lambda x: groups.total(x, prompt_id, valid, num_table)
+    booked = {"generated": by_prompt(counts.generated), "prefilled": by_prompt(counts.prefilled)}
+    tally = tally.replace(
+      drawn=tally.drawn + by_prompt(jnp.ones(width, jnp.int32)),
+      tokens=tally.tokens + booked["generated"],
+    )
+    round = round.replace(rows=rows_lib.write(round.rows, rows, offset))
+    return round, rows, tally, booked, counts.ticks
+
+  @jax.jit
+  def settle(round, offset, correct, knobs):
+    correct = jax.lax.dynamic_update_slice_in_dim(round.rows.correct, correct, offset, 0)
+    rows = round.rows.replace(correct=correct)
+    return round.replace(rows=rows.replace(reward=recipe.reward(rows, knobs)))
+
+  @jax.jit
+  def close_round(round, key, pool, used, tally, knobs):
+    rows = round.rows
+    per_group = lambda x: groups.total(x, rows.group, rows.valid)[rows.group]
+    ones = jnp.ones(len(rows.valid), jnp.float32)
+    rows = rows.replace(trials=per_group(ones), successes=per_group(rows.correct))
+    by_prompt = lambda x, mask: groups.total(x, rows.prompt_id, mask, num_table)
+    tally = tally.replace(
+      trials=tally.trials + by_prompt(ones, rows.valid),
+      successes=tally.successes + by_prompt(rows.correct, rows.valid),
+    )
+    chosen = recipe.choose(keys.stream(key, "choose"), rows, knobs) & rows.valid
+    pool, used, placed = rows_lib.append(pool, used, rows, chosen)
+    made = rows.response_mask.sum(1)
+    booked = {
+      "verified": by_prompt(made, rows.valid),
+      "batched": by_prompt(made, placed),
+      "rejected": by_prompt(made, rows.valid & ~chosen),
+      "surplus": by_prompt(made, chosen & ~placed),
+    }
+    return pool, used, tally, booked, _round_metrics(rows)
+
+  @jax.jit
+  def end(posterior, tally):
+    return recipe.posterior.update(posterior, tally)
+
+  def collect(params, step, control, collector: Collector, books: ledger.Ledger):
+    clock, samples, rounds = _Clock(), [], []
+    knobs, pool, used, tally, taken = begin(control)
+    run_key = jax.random.wrap_key_data(collector.key)
+    ticks, num_groups = 0, 0
+    for r in range(recipe.refill.rounds):
+      key = keys.stream(run_key, "round", step, r)
+      collector, round, state, taken = open_round(collector, key, taken, step, knobs)
+      offset = 0
+      for w, width in enumerate(plan):
+        wave, at = np.int32(w), np.int32(offset)
+        counts, total, state = allocate(width, state, round, wave, knobs)
+        if int(total) > width:
+          raise ValueError(f"the allocator gave {int(total)} rows to a wave of {width}")
+        round, rows, tally, booked, t = roll(
+          width, params, run_key, round, counts, at, wave, tally, knobs
+        )
+        books = ledger.book(books, jax.device_get(booked))
+        ticks += int(t)
+        clock.lap("rollout")
+        correct, shown = _verify(verify, decode_text, rows, num_samples - len(samples))
+        samples += shown
+        round = settle(round, at, correct, knobs)
+        clock.lap("verify")
+        offset += width
+      pool, used, tally, booked, metrics = close_round(round, key, pool, used, tally, knobs)
+      books = ledger.book(books, jax.device_get(booked))
+      rounds.append(jax.device_get(metrics))
+      num_groups = int(used[1])
+      if num_groups >= prompts:
+        break
+    collector = collector.replace(posterior=end(collector.posterior, tally))
+    metrics = _merge(rounds) | {
+      "rollout/rounds": len(rounds),
+      "rollout/ticks": ticks,
+      "group/trained": num_groups,
+    }
+    clock.lap("rollout")
+    return collector, Batch(pool, tally, metrics, samples), books, clock.seconds
+
+  collect.parts = {
+    "begin": begin,
+    "open_round": open_round,
+    "allocate": allocate,
+    "roll": roll,
+    "settle": settle,
+    "close_round": close_round,
+  }
+  collect.num_places = num_places
+  return collect
+
+
+class _Clock:
+  """Seconds spent since the last lap, by name."""
+
+  def __init__(self):
+    import time
+
+    self._now, self.seconds = time.perf_counter, {}
+    self._last = self._now()
+
+  def lap(self, name):
+    now = self._now()
+    self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+    self._last = now
+
+
+def _verify(verify, decode_text, rows, num_samples):
+  """float32 [N] verdicts of the rows, and the first completions as Samples."""
+  index, texts, lengths = completions(rows, decode_text)
+  prompt_id = np.asarray(rows.prompt_id)[index].tolist()
+  verdicts = verify(prompt_id, texts)
+  correct = np.zeros(len(rows.valid), np.float32)
+  correct[index] = [v.correct for v in verdicts]
+  shown = [
+    Sample(prompt_id[i], texts[i], verdicts[i], int(lengths[i]))
+    for i in range(min(num_samples, len(texts)))
+  ]
+  return correct, shown
+
+
+def _round_metrics(rows: Rows) -> dict[str, jax.Array]:
+  """Sums over the valid rows and groups of a round; `_merge` divides."""
+  valid, ones = rows.valid, jnp.ones(len(rows.valid), jnp.float32)
+  args = rows.group, valid
+  size = groups.count(*args)
+  live = size > 0
+  lowest, highest = groups.lowest(rows.correct, *args), groups.highest(rows.correct, *args)
+  reward = jnp.where(valid, rows.reward, 0.0)
+  flat = groups.highest(rows.reward, *args) == groups.lowest(rows.reward, *args)
+  length = jnp.where(valid, rows.response_length, 0)
+  return {
+    "rows": jnp.where(valid, ones, 0).sum(),
+    "groups": live.sum(),
+    "reward": reward.sum(),
+    "reward_squared": (reward * reward).sum(),
+    "zero_std": (live & flat).sum(),
+    "all_0": (live & (highest == 0)).sum(),
+    "all_1": (live & (lowest == 1)).sum(),
+    "length": length.sum(),
+    "length_max": length.max(),
+    "truncated": (valid & rows.truncated).sum(),
+    "errors": (valid & (rows.status == 4)).sum(),
+  }
+
+
+def _merge(rounds: list[dict[str, Any]]) -> dict[str, float]:
+  total = {k: float(sum(r[k] for r in rounds)) for k in rounds[0]}
+  n, g = max(total["rows"], 1.0), max(total["groups"], 1.0)
+  mean = total["reward"] / n
+  return {
+    "reward/mean": mean,
+    "reward/std": max(total["reward_squared"] / n - mean * mean, 0.0) ** 0.5,
+    "group/frac_zero_std": total["zero_std"] / g,
+    "group/frac_all_0": total["all_0"] / g,
+    "group/frac_all_1": total["all_1"] / g,
+    "completion/length_mean": total["length"] / n,
+    "completion/length_max": float(max(r["length_max"] for r in rounds)),
+    "completion/truncated_frac": total["truncated"] / n,
+    "completion/error_frac": total["errors"] / n,
+  }

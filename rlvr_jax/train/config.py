@@ -1,0 +1,390 @@
+"""The configuration of a run: its fields, reading and overriding it, and claiming a workdir for it.
+
+A config file is Python with `get_config() -> Config`. A Config is checked when it is made, so an
+invalid one never gets as far as a compiler.
+"""
+
+import ast
+import copy
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr_jax.core.table import unknown
+
+CONFIG_FILE = "config.json"
+DTYPES = ("float32", "bfloat16")
+LONG_PROMPTS = ("raise", "drop")
+SCHEDULES = ("constant", "cosine", "linear")
+LOGGERS = ("jsonl", "tensorboard", "wandb")
+
+# Fields that may differ when a run is resumed: they change how far it goes and what it records, not
+# what it computes on the way. (`steps` does when the schedule decays towards the last step.)
+RESUMABLE = (
+  "steps",
+  "eval_every",
+  "sample_every",
+  "checkpoint_every",
+  "keep_checkpoints",
+  "loggers",
+  "export",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """All that decides a run. Raises ValueError when a field is out of its range."""
+
+  # What is trained, on what, how.
+  policy: str = "tiny"  # name of a policy in the models' table, or a path to its weights
+  dtype: str = "float32"  # of activations: float32 or bfloat16
+  param_dtype: str = "float32"  # of parameters and optimizer state: float32 or bfloat16
+  task: str = "arithmetic"  # name in tasks.TASKS
+  task_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the task's factory
+  recipe: str = "grpo"  # name in recipes.RECIPES
+  recipe_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the recipe's factory
+  steps: int = 100  # optimizer batches in the run, >= 1
+
+  # Rollouts.
+  prompts: int = 8  # prompts in a round, >= 1
+  budget: int = 64  # rollout rows in a step, >= prompts
+  max_prompt_length: int = 256  # tokens, >= 1
+  long_prompts: str = "raise"  # what a longer prompt does: raise, or drop it from the table
+  max_new_tokens: int = 16  # tokens of a response, >= 1
+
+  # The update.
+  learning_rate: float = 2e-5  # peak, > 0
+  warmup_steps: int = 0  # steps of linear warm-up, >= 0
+  schedule: str = "constant"  # after the warm-up: constant, or cosine or linear down to 0
+  weight_decay: float = 0.0  # decoupled (AdamW), >= 0
+  adam_b1: float = 0.9  # decay of the first moment, in [0, 1)
+  adam_b2: float = 0.99  # decay of the second moment, in [0, 1); a memory of 100 steps
+  adam_eps: float = 1e-8  # added to the root of the second moment, > 0
+  max_grad_norm: float = 1.0  # gradients of a larger global norm are scaled down to it, > 0
+  max_bad_steps: int = 3  # stop after this many updates in a row that are not finite, >= 1
+
+  # Memory and speed.
+  bin_tokens: int = 0  # tokens of a packed bin of the learner; 0: chosen from the row length
+  mesh: str = "cpu1"  # name in launch.meshes
+
+  # Supervised steps on reference answers before the first rollout.
+  warm_start_steps: int = 0  # >= 0
+  warm_start_learning_rate: float = 1e-3  # > 0
+  warm_start_wrong: float = 0.5  # share of wrong answers among the references, in [0, 1]
+
+  # Verification.
+  verifier_workers: int = 2  # processes, >= 1
+  verifier_seconds: float = 5.0  # an answer that takes longer to judge is wrong, > 0
+
+  # Evaluation and records. Where it says "every": in steps, 0 for never.
+  eval_every: int = 20  # also before the first step and after the last
+  eval_prompts: int = 256  # prompts of each held-out set, at most, >= 1
+  eval_samples: int = 1  # responses to each prompt, >= 1
+  eval_temperature: float = 1.0  # >= 0; 0: greedy
+  sample_every: int = 10  # print some responses
+  num_samples_shown: int = 2  # how many, >= 0
+  checkpoint_every: int = 50  # also after the last step
+  keep_checkpoints: int = 2  # the newest are kept, >= 1
+  export: bool = True  # write the trained model as safetensors after the last step
+  loggers: tuple[str, ...] = ("jsonl", "tensorboard")  # any of jsonl, tensorboard, wandb
+  seed: int = 0  # of everything random, in [0, 2**32)
+
+  def __post_init__(self):
+    validate(self)
+    # Equal values get one form, the one JSON gives back: 1.0 for 1, lists for tuples in *_args.
+    for name, kind in FIELDS.items():
+      value = getattr(self, name)
+      if kind is float:
+        object.__setattr__(self, name, float(value))
+      elif typing.get_origin(kind) is dict:
+        object.__setattr__(self, name, json.loads(json.dumps(value)))
+
+
+FIELDS: dict[str, Any] = typing.get_type_hints(Config)  # name -> type, in order
+
+
+def validate(config: Config) -> None:
+  """Raises ValueError naming the first field whose type or range is wrong, and what is allowed."""
+  for name, kind in FIELDS.items():
+    _check_type(name, getattr(config, name), kind)
+
+  def check(names: str, allowed: str, ok: Callable[[Any], bool]):
+    for name in names.split():
+      value = getattr(config, name)
+      if not ok(value):
+        raise ValueError(f"{name} = {value!r} is out of range; it must be {allowed}")
+
+  check("policy task recipe mesh", "a name", bool)
+  check("dtype param_dtype", f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES)
+  check("long_prompts", f"one of {', '.join(LONG_PROMPTS)}", lambda v: v in LONG_PROMPTS)
+  check("schedule", f"one of {', '.join(SCHEDULES)}", lambda v: v in SCHEDULES)
+  check(
+    "loggers",
+    f"different names among {', '.join(LOGGERS)}",
+    lambda v: set(v) <= set(LOGGERS) and len(set(v)) == len(v),
+  )
+  check(
+    "steps prompts max_prompt_length max_new_tokens max_bad_steps verifier_workers eval_prompts"
+    " eval_samples keep_checkpoints",
+    ">= 1",
+    lambda v: v >= 1,
+  )
+  check(
+    "warmup_steps weight_decay bin_tokens warm_start_steps eval_every eval_temperature"
+    " sample_every num_samples_shown checkpoint_every",
+    ">= 0",
+    lambda v: v >= 0,
+  )
+  check(
+    "learning_rate adam_eps max_grad_norm warm_start_learning_rate verifier_seconds",
+    "> 0",
+    lambda v: v > 0,
+  )
+  check("adam_b1 adam_b2", "in [0, 1)", lambda v: 0 <= v < 1)
+  check("warm_start_wrong", "in [0, 1]", lambda v: 0 <= v <= 1)
+  check("seed", "in [0, 2**32)", lambda v: 0 <= v < 2**32)
+  check("budget", f">= prompts = {config.prompts}", lambda v: v >= config.prompts)
+  if config.schedule != "constant":
+    check(
+      "warmup_steps",
+      f"< steps = {config.steps} with schedule = {config.schedule!r}",
+      lambda v: v < config.steps,
+    )
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+  origin = typing.get_origin(kind)
+  if kind is float:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+  elif kind is int:
+    ok = isinstance(value, int) and not isinstance(value, bool)
+  elif origin is tuple:
+    ok = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+  elif origin is dict:
+    ok = isinstance(value, dict) and all(isinstance(k, str) for k in value) and _is_json(value)
+  else:
+    ok = isinstance(value, kind)
+  if not ok:
+    raise ValueError(f"{name} = {value!r} must be {_type_name(kind)}")
+
+
+def _is_json(value: Any) -> bool:
+  try:
+    json.dumps(value, allow_nan=False)
+  except (TypeError, ValueError):
+    return False
+  return True
+
+
+def _type_name(kind: Any) -> str:
+  names = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a string"}
+  if kind in names:
+    return names[kind]
+  if typing.get_origin(kind) is tuple:
+    return "a tuple of strings"
+  return "a dict of names to JSON values (numbers, strings, booleans, None, lists, dicts)"
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading and overriding
+
+
+def load_config(path: str | os.PathLike) -> Config:
+  """Executes the config file at `path` and returns what its get_config() gives.
+
+  Raises:
+    ValueError: if there is no such file, no get_config in it, or it returns something else.
+  """
+  path = Path(path)
+  if not path.is_file():
+    raise ValueError(f"no config file at {path}; give the path of a config.py")
+  spec = importlib.util.spec_from_file_location(f"{path.parent.name}_config", path)
+  if spec is None or spec.loader is None:
+    raise ValueError(f"{path} is not a Python file; a config file ends in .py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  get_config = getattr(module, "get_config", None)
+  if not callable(get_config):
+    raise ValueError(f"{path} has no function get_config() -> Config")
+  config = get_config()
+  if not isinstance(config, Config):
+    raise ValueError(f"get_config() of {path} returned a {type(config).__name__}, not a Config")
+  return config
+
+
+def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
+  """A copy of `config` with each "key=value" applied, left to right.
+
+  A key is a field, or a path into a dict or list below one: "recipe_args.clip=0.1",
+  "task_args.mixture.0.weight=2". The last name of a path may be new in a dict, since only the
+  factory that takes the arguments knows them all. Values are read by the type of the field; below a
+  field they are read as Python literals (true, false and None included), anything else is a string,
+  and what replaces a string stays a string.
+
+  Raises:
+    ValueError: for an unknown key (with the close ones), a value of the wrong type or range.
+  """
+  values = {name: copy.deepcopy(getattr(config, name)) for name in FIELDS}
+  for override in overrides:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals:
+      raise ValueError(f"override {override!r} is not of the form key=value")
+    field, *path = key.split(".")
+    if field not in FIELDS:
+      raise unknown("config key", field, FIELDS)
+    if not path:
+      values[field] = _parse_field(field, text)
+    else:
+      _assign(values[field], field, path, text)
+  return Config(**values)
+
+
+def _parse_field(field: str, text: str) -> Any:
+  kind = FIELDS[field]
+  value = _literal(text)
+  if kind is str:
+    return value if isinstance(value, str) else text
+  if kind is bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    value = words.get(text.strip().lower(), value)
+  elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+    value = float(value)
+  elif typing.get_origin(kind) is tuple:
+    if isinstance(value, str):
+      value = [word.strip() for word in value.split(",") if word.strip()]
+    value = tuple(value) if isinstance(value, (list, tuple)) else value
+  _check_type(field, value, kind)
+  return value
+
+
+def _literal(text: str) -> Any:
+  """`text` as a Python literal; true and false in any case are words for one; else a string."""
+  words = {"true": True, "false": False}
+  if text.strip().lower() in words:
+    return words[text.strip().lower()]
+  try:
+    return ast.literal_eval(text.strip())
+  except (ValueError, SyntaxError, TypeError):
+    return text
+
+
+def _assign(container: Any, where: str, path: Sequence[str], text: str) -> None:
+  """Sets container[path[0]][path[1]]... from text, in place; `where` names container in errors."""
+  for i, name in enumerate(path):
+    last = i == len(path) - 1
+    if isinstance(container, dict):
+      if name not in container and not last:
+        raise unknown(f"key of {where}", name, container)
+      index: Any = name
+    elif isinstance(container, list):
+      if not name.isdigit() or int(name) >= len(container):
+        raise ValueError(f"{where} is a list of {len(container)}; it has no index {name!r}")
+      index = int(name)
+    else:
+      raise ValueError(f"{where} = {container!r} has no parts, so {name!r} cannot be set in it")
+    if last:
+      old = container.get(index) if isinstance(container, dict) else container[index]
+      value = _literal(text)
+      if isinstance(old, str) and not isinstance(value, str):
+        value = text
+      container[index] = value
+    else:
+      container, where = container[index], f"{where}.{name}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Text, comparison and the workdir
+
+
+def to_json(config: Config) -> str:
+  """The config as indented JSON, fields in order."""
+  return json.dumps({name: getattr(config, name) for name in FIELDS}, indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+  """The config of `to_json`: from_json(to_json(config)) == config.
+
+  Raises:
+    ValueError: if it is no JSON object, has an unknown key, lacks one, or a value is invalid.
+  """
+  values = json.loads(text)
+  if not isinstance(values, dict):
+    raise ValueError("a config is a JSON object")
+  for key in values:
+    if key not in FIELDS:
+      raise unknown("config key", key, FIELDS)
+  absent = [name for name in FIELDS if name not in values]
+  if absent:
+    raise ValueError(f"the config lacks {', '.join(absent)}")
+  if isinstance(values["loggers"], list):
+    values["loggers"] = tuple(values["loggers"])
+  return Config(**values)
+
+
+def difference(a: Config, b: Config) -> list[str]:
+  """One 'key: old -> new' for each value that differs, with paths into dicts and lists."""
+  old, new = (_flat(json.loads(to_json(config))) for config in (a, b))
+  absent = "(absent)"
+  return [
+    f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
+    for key in {**old, **new}
+    if old.get(key, absent) != new.get(key, absent)
+  ]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+  """path -> JSON text, for the leaves of nested dicts and lists; an empty one is a leaf."""
+  if not isinstance(value, (dict, list)) or not value:
+    return {prefix: json.dumps(value)}
+  items = value.items() if isinstance(value, dict) else enumerate(value)
+  flat = {}
+  for key, item in items:
+    flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+  return flat
+
+
+def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
+  """Makes `path` the workdir of `config`, or checks that it is.
+
+  Writes config.json when there is none. When there is one, the run is being resumed: the two must
+  agree in all but RESUMABLE, whose new values are written. `steps` must agree too unless the
+  schedule is constant, since the learning rate depends on it.
+
+  Returns:
+    The path.
+
+  Raises:
+    ValueError: if the workdir belongs to another config, or its config.json cannot be read.
+  """
+  path = Path(path)
+  file = path / CONFIG_FILE
+  if file.exists():
+    try:
+      old = from_json(file.read_text())
+    except ValueError as error:
+      raise ValueError(f"cannot read {file}: {error}; use another workdir") from error
+    may_change = [f for f in RESUMABLE if f != "steps" or config.schedule == "constant"]
+    changes = [d for d in difference(old, config) if _field_of(d) not in may_change]
+    if changes:
+      raise ValueError(
+        f"{path} holds a run with another config:\n  "
+        + "\n  ".join(changes)
+        + "\nUse another workdir for a new run. To resume this one, give its own config"
+        + f" (only {', '.join(may_change)} may change)."
+      )
+  path.mkdir(parents=True, exist_ok=True)
+  temporary = path / f"{CONFIG_FILE}.{os.getpid()}.tmp"
+  temporary.write_text(to_json(config))
+  temporary.replace(file)
+  return path
+
+
+def _field_of(change: str) -> str:
+  return change.partition(":")[0].partition(".")[0]

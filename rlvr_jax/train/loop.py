@@ -1,0 +1,310 @@
+"""The training loop: collect -> verify -> learn, with evaluation, records and checkpoints around it."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlvr_jax.core import ledger
+from rlvr_jax.core.types import Example, Policy, Recipe, RunState, Task, Tokenizer
+from rlvr_jax.tasks.pool import VerifierPool
+from rlvr_jax.tasks.table import tokenise
+from rlvr_jax.train.checkpoint import Checkpointer
+from rlvr_jax.train.collect import Batch, make_collect
+from rlvr_jax.train.config import Config, to_json
+from rlvr_jax.train.evaluate import make_evaluate
+from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train.metrics import CompileCounter, Progress, Sample, Writers, before_after_table
+from rlvr_jax.train.state import init_state, make_optimizer
+
+
+class Interrupted(Exception):
+  """The run was asked to stop and its state has been saved."""
+
+
+class NotFinite(Exception):
+  """Too many updates in a row were not finite; the batch has been written to the workdir."""
+
+
+class Outcome(NamedTuple):
+  """What a run leaves behind."""
+
+  state: RunState
+  before: dict[str, float]  # evaluation before the first update (empty when resumed past it)
+  after: dict[str, float]  # evaluation after the last
+
+
+class Placement(NamedTuple):
+  """Where things live; see launch.meshes. The default is one device."""
+
+  rows: Any = staticmethod(lambda rows: rows)  # constrains row arrays inside jitted functions
+  state: Any = staticmethod(lambda state, policy: state)  # puts a RunState on the devices
+  lanes: int = 1  # learner bins computed side by side
+
+
+class _Prompts(NamedTuple):
+  """A prompt set ready to be rolled out and verified."""
+
+  table: Any
+  examples: list[Example]
+  dropped: int
+
+
+def _prompts(tokenizer, examples, task, config, name) -> _Prompts:
+  table, kept, dropped = tokenise(
+    tokenizer,
+    examples,
+    max_length=config.max_prompt_length,
+    sources=task.sources,
+    long=config.long_prompts,
+  )
+  if dropped:
+    print(f"{name}: dropped {dropped} prompts of more than {config.max_prompt_length} tokens")
+  return _Prompts(table, [examples[i] for i in kept], dropped)
+
+
+def train(
+  config: Config,
+  policy: Policy,
+  params,
+  tokenizer: Tokenizer,
+  recipe: Recipe,
+  task: Task,
+  workdir: str | os.PathLike,
+  *,
+  placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
+) -> Outcome:
+  """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
+
+  Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
+  parameters before its update scored; the last object holds the final evaluation), checkpoints/, and
+  what the loggers write.
+
+  Raises:
+    Interrupted: after Ctrl-C or SIGTERM, once the state is saved. A second Ctrl-C stops at once.
+    NotFinite: after `max_bad_steps` updates in a row that could not be applied.
+    ValueError: for sizes that do not fit each other, before anything is computed.
+  """
+  workdir = Path(workdir)
+  started = time.perf_counter()
+  prompts = _prompts(tokenizer, task.train, task, config, "training set")
+  optimizer = make_optimizer(config)
+  num_prompts = len(prompts.examples)
+  with (
+    VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
+    CompileCounter() as compiled,
+    Writers(workdir, config.loggers, json.loads(to_json(config))) as writers,
+    Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints,
+    _StopSignals() as stop,
+  ):
+    verify = lambda index, texts: pool([prompts.examples[i] for i in index], texts)
+    decode_text = tokenizer.decode
+    collect = make_collect(
+      policy,
+      recipe,
+      prompts.table,
+      verify,
+      decode_text,
+      prompts=config.prompts,
+      budget=config.budget,
+      max_new_tokens=config.max_new_tokens,
+      eos_ids=tokenizer.eos_ids,
+      constrain=placement.rows,
+      num_samples=config.num_samples_shown,
+    )
+    learn = make_learn(
+      policy,
+      recipe,
+      optimizer,
+      num_rows=config.budget,
+      num_places=collect.num_places,
+      num_prompts=num_prompts,
+      bin_tokens=config.bin_tokens,
+      lanes=placement.lanes,
+      constrain=placement.rows,
+    )
+    evaluate = _evaluations(config, policy, tokenizer, task, pool, placement)
+    state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
+    del params  # the state holds a copy; the caller may still hold the original
+    state = placement.state(state, policy)
+    if checkpoints.latest() is not None:
+      state = checkpoints.restore(state)
+      print(f"resumed from step {int(state.learner.step)}")
+    start = int(state.learner.step)
+    writers.rewind(start)
+    before: dict[str, float] = {}
+    if start > config.steps:
+      raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
+    bad = 0
+    with Progress(config.steps, start=start) as progress:
+      for step in range(start, config.steps):
+        begin = time.perf_counter()
+        evaluated: dict[str, float] = {}
+        if config.eval_every and step % config.eval_every == 0:
+          evaluated, state = evaluate(state)
+          progress.print(_eval_line(step, evaluated))
+          before = before or evaluated
+        seconds = {"eval": time.perf_counter() - begin}
+        learner, collector, books = state.learner, state.collector, state.ledger
+        generated = int(books["generated"].sum())
+        collector, batch, books, spent = collect(
+          learner.params, learner.step, learner.control, collector, books
+        )
+        tick = time.perf_counter()
+        key = jax.random.wrap_key_data(collector.key)
+        learner, learned, booked = learn(learner, batch.rows, batch.tally, collector.epoch, key)
+        seconds |= spent | {"learn": time.perf_counter() - tick}
+        finite = learned.pop("finite")
+        books = ledger.book(books, booked)
+        state = RunState(learner, collector, books)
+        generated = int(books["generated"].sum()) - generated
+        work = sum(v for k, v in seconds.items() if k != "eval")
+        metrics = evaluated | batch.metrics | learned | _ledger_metrics(books)
+        metrics |= {f"time/{k}_seconds": v for k, v in seconds.items()}
+        metrics |= {
+          "time/step_seconds": work,
+          "perf/tokens_per_second": generated / work,
+          "perf/compilations": compiled.count,
+          "train/epoch": int(collector.epoch),
+          "train/skipped_steps": int(learner.skipped),
+        }
+        writers.write(step, metrics)
+        progress.update(step + 1, metrics)
+        if step == 0:
+          took = time.perf_counter() - started
+          progress.print(f"first step done after {took:.0f} s, {compiled.count} compilations")
+        if config.sample_every and step % config.sample_every == 0:
+          progress.print_samples(step, _shown(batch, prompts.examples))
+        bad = 0 if finite else bad + 1
+        if not finite:
+          progress.print(f"step {step}: loss or gradient is not finite; the update was not applied")
+        if bad >= config.max_bad_steps:
+          raise NotFinite(_dump(workdir, step, batch, bad))
+        if stop.requested:
+          checkpoints.save(state)
+          raise Interrupted(f"stopped after step {step}; the same command resumes from there")
+        if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
+          checkpoints.save(state)
+      after, state = evaluate(state) if config.eval_every else ({}, state)
+      if after:
+        progress.print(_eval_line(config.steps, after))
+        writers.write(config.steps, after | _ledger_metrics(state.ledger))
+    checkpoints.save(state)
+    if before and after:
+      print(f"\n{before_after_table(before, after)}")
+    print(f"{compiled.count} compilations; verifier: {dict(pool.counters)}")
+    return Outcome(state, before, after)
+
+
+def _evaluations(config: Config, policy, tokenizer, task: Task, pool, placement: Placement):
+  """evaluate(state) -> (metrics of every held-out set, state with the tokens booked)."""
+  runs = []
+  for number, (name, examples) in enumerate(task.evals.items() if config.eval_every else ()):
+    chosen = _evenly(examples, config.eval_prompts)
+    held = _prompts(tokenizer, chosen, task, config, f"evaluation set {name}")
+
+    def verify(index, texts, held=held):
+      return pool([held.examples[i] for i in index], texts)
+
+    runs.append(
+      make_evaluate(
+        policy,
+        name,
+        held.table,
+        [e.source for e in held.examples],
+        verify,
+        tokenizer.decode,
+        samples=config.eval_samples,
+        rows=max(config.budget, config.eval_samples),
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.eval_temperature,
+        eos_ids=tokenizer.eos_ids,
+        seed=config.seed + number,
+        constrain=placement.rows,
+      )
+    )
+
+  def evaluate(state: RunState):
+    metrics, books = {}, state.ledger
+    for run in runs:
+      more, tokens = run(state.learner.params)
+      metrics |= more
+      books = ledger.book(books, {"evaluated": tokens})
+    return metrics, state.replace(ledger=books)
+
+  return evaluate
+
+
+def _evenly(examples, num: int) -> list[Example]:
+  """`num` examples spread over the whole sequence, in order; all if there are fewer."""
+  if num >= len(examples):
+    return list(examples)
+  return [examples[i * len(examples) // num] for i in range(num)]
+
+
+def _eval_line(step: int, metrics: Mapping[str, float]) -> str:
+  return f"eval before update {step}: " + "  ".join(
+    f"{k.removeprefix('eval/')} {v:.3f}" for k, v in metrics.items()
+  )
+
+
+def _ledger_metrics(books: ledger.Ledger) -> dict[str, float]:
+  total = ledger.totals(books)
+  discarded = total["rejected"] + total["surplus"]
+  return {f"tokens/{k}": v for k, v in total.items()} | {
+    "tokens/discarded": discarded,
+    "rollout/waste_frac": discarded / max(total["generated"] + total["reused"], 1),
+  }
+
+
+def _shown(batch: Batch, examples: list[Example]) -> list[Sample]:
+  def one(sample):
+    example = examples[sample.prompt_id]
+    prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
+    verdict = sample.verdict
+    return Sample(prompt, sample.text, verdict.correct, example.answer, verdict.rule)
+
+  return [one(sample) for sample in batch.samples]
+
+
+def _dump(workdir: Path, step: int, batch: Batch, bad: int) -> str:
+  """Writes the batch that could not be learned from; says where."""
+  path = workdir / f"bad_batch_{step}.npz"
+  rows = jax.device_get(batch.rows)
+  fields = {k: v for k, v in vars(rows).items() if k != "extras"} | rows.extras
+  np.savez(path, **{k: np.asarray(v) for k, v in fields.items()})
+  return (
+    f"{bad} updates in a row were not finite; the last batch is in {path}. A lower learning_rate or "
+    "max_grad_norm may help, or dtype=float32."
+  )
+
+
+class _StopSignals:
+  """Turns the first Ctrl-C or SIGTERM into a request; the second one acts as usual."""
+
+  def __init__(self):
+    self.requested = False
+    self._old: dict[int, Any] = {}
+
+  def __enter__(self):
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGINT, signal.SIGTERM):
+        self._old[number] = signal.signal(number, self._heard)
+    return self
+
+  def _heard(self, number, frame):
+    self.requested = True
+    print("\nstopping after this step; once more to stop at once", flush=True)
+    signal.signal(number, self._old[number])
+
+  def __exit__(self, *_):
+    for number, handler in self._old.items():
+      signal.signal(number, handler)
+

@@ -1,0 +1,59 @@
+"""The state of a run, and how it starts."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlvr_jax.core import ledger
+from rlvr_jax.core.types import Collector, Learner, Recipe, RunState
+
+
+def make_optimizer(config) -> optax.GradientTransformation:
+  """AdamW after clipping by the global norm, with warm-up and then the schedule of the config.
+
+  Args:
+    config: train.config.Config. The schedule counts optimizer updates; `recipe_args.updates` of them
+      make a step.
+  """
+  updates = config.steps * int(config.recipe_args.get("updates", 1))
+  warmup = config.warmup_steps * int(config.recipe_args.get("updates", 1))
+  rest = max(updates - warmup, 1)
+  peak = config.learning_rate
+  after = {
+    "constant": lambda: optax.constant_schedule(peak),
+    "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+    "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
+  }[config.schedule]()
+  # Warm-up starts one notch above 0: an update at rate 0 would be a step wasted.
+  ramp = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
+  schedule = optax.join_schedules([ramp, after], [warmup]) if warmup else after
+  return optax.chain(
+    optax.clip_by_global_norm(config.max_grad_norm),
+    optax.adamw(
+      schedule,
+      b1=config.adam_b1,
+      b2=config.adam_b2,
+      eps=config.adam_eps,
+      weight_decay=config.weight_decay,
+    ),
+  )
+
+
+def init_state(recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int) -> RunState:
+  """The state before step 0. Parameters are copied, since the learner donates its state."""
+  params = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
+  key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 0))
+  learner = Learner(
+    params=params,
+    opt_state=jax.jit(optimizer.init)(params),
+    control=recipe.control.init(num_prompts),
+    step=jnp.zeros((), jnp.int32),
+    skipped=jnp.zeros((), jnp.int32),
+  )
+  collector = Collector(
+    posterior=recipe.posterior.init(num_prompts),
+    visited=jnp.zeros(num_prompts, bool),
+    epoch=jnp.zeros((), jnp.int32),
+    key=key,
+  )
+  return RunState(learner=learner, collector=collector, ledger=ledger.new(num_prompts))

@@ -1,0 +1,68 @@
+"""Package metadata. Tool settings are in pyproject.toml, tested versions in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+PARITY = [
+  "torch",
+  "transformers",
+]
+NOTEBOOKS = [
+  "ipykernel",
+  "nbclient",
+  "nbformat",
+]
+TEST = [
+  *NOTEBOOKS,
+  "hypothesis",
+  "import-linter",
+  "pyright",
+  "pytest",
+  "ruff",
+]
+
+setup(
+  name="rlvr_jax",
+  version="0.1.0",
+  description="Rollout-efficient reinforcement learning with verifiable rewards, in JAX",
+  long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  packages=find_packages(
+    include=["rlvr_jax", "rlvr_jax.*", "launch", "launch.*", "experiments", "experiments.*"]
+  ),
+  package_data={"launch": ["*.sh"]},
+  python_requires=">=3.11",
+  install_requires=[
+    "absl-py",
+    "einops",
+    "flax",
+    "gguf",
+    "grain",
+    "huggingface_hub",
+    "jax>=0.10",  # the CPU build; accelerators are the extras below
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "reasoning-gym",
+    "rich",
+    "safetensors",
+    "tensorboardX",  # writes TensorBoard event files without TensorFlow
+    "tensorflow-datasets",
+    "tokenizers",
+  ],
+  extras_require={
+    "test": TEST,
+    "parity": PARITY,  # tests against the reference implementations of the models
+    "notebooks": NOTEBOOKS,
+    "wandb": ["wandb"],
+    "tpu": ["jax[tpu]"],
+    "cuda": ["jax[cuda13]"],
+    "cuda12": ["jax[cuda12]"],
+  },
+)

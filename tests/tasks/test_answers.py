@@ -1,0 +1,196 @@
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_jax.core.types import Example
+from rlvr_jax.tasks.answers import equivalent, extract, number
+from rlvr_jax.tasks.verify import exact, verify
+
+DIGITS = "7" * 10_000
+
+# completion, reference, correct: what users of similar software saw mis-scored, as data.
+COMPLETIONS = [
+  # numbers in every dress
+  ("#### 1,234", "1234", True),
+  ("#### 1234", "1,234", True),
+  ("So it is -5", "-5", True),
+  ("So it is -5", "5", False),
+  ("So it is −5", "-5", True),
+  ("That costs $18", "18", True),
+  ("He owes -$18.", "-18", True),
+  ("He owes $-18.", "-18", True),
+  ("18.0", "18", True),
+  ("18.", "18", True),
+  ("The sum is 1,234, I think", "1234", True),
+  ("1e3", "1000", True),
+  ("1.5e-3", "0.0015", True),
+  ("1/2", "0.5", True),
+  ("0.5", "1/2", True),
+  (r"\frac{1}{2}", "0.5", True),
+  (r"so it is -\dfrac{3}{4}", "-0.75", True),
+  ("It is .5", "1/2", True),
+  ("50%", "50", True),  # policy: a per cent sign is dropped
+  ("50%", "0.5", False),
+  (r"\boxed{50\%}", "50", True),
+  ("5-3", "3", True),  # an operator, not a sign
+  ("5 - 3 = 2", "2", True),
+  ("x2", "2", False),
+  ("1, 2, 3", "3", True),
+  ("1,2,3", "3", True),
+  ("1,2,3", "123", False),
+  ("1 2", "12", False),
+  ("<answer>1 2</answer>", "12", False),
+  ("12,34", "1234", False),
+  ("0.3333", "1/3", False),  # rounding is not equality
+  ("0.3333333333333", "1/3", True),
+  ("1000001", "1000000", False),
+  # boxes
+  (r"\boxed{18}", "18", True),
+  (r"\boxed{\frac{1}{2}}", "0.5", True),
+  (r"$\boxed{-\frac{1}{2}}$.", "-1/2", True),
+  (r"\boxed{3} no, \boxed{4}", "4", True),
+  (r"\boxed{3} no, \boxed{4}", "3", False),
+  (r"\boxed{4} or rather \boxed{5", "4", False),  # policy: cut off, so no answer
+  (r"The answer is 4. \boxed{", "4", False),
+  (r"\boxed{}", "4", False),
+  (r"\boxed{4} since 2 + 3 = 5", "4", True),
+  (r"\boxed{\text{Tuesday}}", "tuesday", True),
+  (r"\boxed{18 \text{ dollars}}", "18", True),
+  (r"\boxed{\left( 1, 2 \right)}", "(1,2)", True),
+  (r"\boxed{\{1, 2\}}", r"\{1,2\}", True),
+  (r"\boxed{1 or 2 or 3}", "2", False),
+  # thoughts
+  ("<think>The answer is 4", "4", False),
+  ("<think>The answer is 4</think>", "4", False),
+  (r"<think>\boxed{4}</think> I do not know", "4", False),
+  ("<think>3</think> 4", "4", True),
+  ("no opening </think> 4", "4", True),
+  ("<think>3</think> 5 </think> 4", "4", True),
+  ("<think>3</think> 5 </think> 4", "5", False),
+  ("<think>3</think> 4 <think> wait", "4", False),
+  # tags and phrases
+  ("<answer>4</answer>", "4", True),
+  ("<answer>3</answer><answer>4</answer>", "4", True),  # policy: the last, no partial credit
+  ("<answer>3</answer><answer>4</answer>", "3", False),
+  ("<answer>4</answer><answer>5", "4", False),
+  ("<answer> </answer>", "4", False),
+  ("<answer>4 apples</answer>", "4", False),  # policy: no prose inside a mark
+  ("The answer is 4. There are 5 left.", "4", True),
+  ("The answer is: **4**", "4", True),
+  ("The final answer is $1,000.50.", "1000.5", True),
+  ("The answer is 3. No, the answer is 4.", "4", True),
+  ("the answer is below:\n4", "4", True),
+  ("The answer is Tuesday.", "Tuesday", True),
+  ("Tuesday.", "tuesday", True),
+  ("#### Reasoning\nso 4", "4", True),  # a heading holds no number and is passed over
+  ("#### 4 apples", "4", True),
+  # nothing there
+  ("", "4", False),
+  ("   ", "4", False),
+  ("I do not know", "4", False),
+  ("nan", "4", False),
+  ("nan", "nan", False),
+  (r"\boxed{inf}", "inf", False),
+  (r"\boxed{-Infinity}", "-infinity", False),
+  (r"\boxed{nan}", "0", False),
+  ("1/0", "0", False),
+  # attempts at the grader
+  (DIGITS, "7", False),
+  (rf"\boxed{{{DIGITS}}}", "7", False),
+  (r"\boxed{10**10**9}", "10", False),
+  (r"\boxed{1e999999999}", "1", False),
+  (r"\boxed{__import__('os').getpid()}", "1", False),
+  ("It is 1 or 2 or 3 or 4 or 5.", "3", False),
+  (r"\boxed{\emptyset}", "4", False),
+]
+
+
+@pytest.mark.parametrize(("text", "reference", "correct"), COMPLETIONS)
+def test_completions_are_scored_as_stated(text, reference, correct):
+  assert verify(Example("q", reference, "s"), text).correct == float(correct)
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "rule"),
+  [
+    (r"1 <answer>2</answer> #### 3 \boxed{4} the answer is 5. 6", "4", "boxed"),
+    ("1 <answer>2</answer> #### 3\nthe answer is 5. 6", "3", "####"),
+    ("1 <answer>2</answer>\nthe answer is 5. 6", "2", "tag"),
+    ("1 the answer is 5. 6", "5", "the answer is"),
+    ("1 and 6", "6", "number"),
+    ("none at all", None, "none"),
+    (r"\boxed{ }", None, "empty"),
+    (r"\boxed{1", None, "unclosed box"),
+    ("<answer>1", None, "unclosed tag"),
+    ("<think>1", None, "unclosed think"),
+    (r"\boxed{a{b}\}c}d}", r"a{b}\}c", "boxed"),
+  ],
+)
+def test_rules_go_in_the_order_stated(text, answer, rule):
+  assert extract(text) == (answer, rule)
+
+
+def test_bare_text_takes_what_stands_there():
+  assert extract(" ['1', '2'] ", bare="text") == ("['1', '2']", "text")
+  assert extract("<think>x</think> ab c", bare="text") == ("ab c", "text")
+  assert extract("The answer is ab c. So there.", bare="text") == ("ab c", "the answer is")
+  with pytest.raises(ValueError, match="bare"):
+    extract("1", bare="words")
+
+
+@given(st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10**4))
+def test_number_reads_back_fractions(value):
+  assert number(f"{value.numerator}/{value.denominator}") == value
+  sign = "-" if value < 0 else ""
+  assert number(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}") == value
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_number_reads_back_thousands_decimals_and_prose(value):
+  assert number(f"{value:,}") == value
+  assert number(f"${value:,}.00") == value
+  assert extract(f"It makes {value:,}, he said") == (f"{value:,}", "number")
+  assert equivalent(f"{value}.0", f"{value:,}") == (True, "numeric")
+  assert equivalent(f"{value + 1}", f"{value}") == (False, "numeric")
+
+
+@given(st.decimals(-1000, 1000, places=3))
+def test_number_reads_decimals_exactly(value):
+  assert number(str(value)) == Fraction(value)
+
+
+@given(st.text(alphabet=r"0123456789,./eE+-−$%\{}<>#frac boxedthinkansw", max_size=60))
+def test_no_text_breaks_the_reader(text):
+  for bare in ("number", "text"):
+    answer, rule = extract(text, bare=bare)
+    assert answer is None or answer == answer.strip() != ""
+    assert rule
+  same, _ = equivalent(text, text)
+  assert isinstance(same, bool)
+  assert isinstance(number(text), Fraction | None)
+
+
+HOSTILE = ["7", "1,", "{", " ", "-$", "1e", "/1", ".1", "[ ", "the ", "the answer is "]
+HOSTILE += [r"\boxed{", r"\frac{", r"\text{", r"1 \text {", "<think>", "<answer>"]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_work_is_not_quadratic_in_the_text(piece):
+  # A tenth of a second where it is linear; a quadratic step at this length takes minutes.
+  text = piece * (300_000 // len(piece))
+  start = time.perf_counter()
+  for bare in ("number", "text"):
+    extract(text, bare=bare)
+  equivalent(text, "7")
+  number(text)
+  assert time.perf_counter() - start < 5.0
+
+
+def test_exact_is_exact():
+  example = Example("q", "07", "s")
+  assert exact(example, " 07\n").correct == 1.0
+  assert exact(example, "7").correct == 0.0
+  assert exact(example, "07=").correct == 0.0
