@@ -6,12 +6,17 @@ E embedding, L layers, S slots or cache rows, C cache places or candidates, K ke
 size, U places of a bin, R log-probs read from a bin.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+
+from rlvr_jax.core.records import Example as Example
+from rlvr_jax.core.records import Task as Task
+from rlvr_jax.core.records import Tokenizer as Tokenizer
+from rlvr_jax.core.records import Verdict as Verdict
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -335,49 +340,6 @@ class RunState:
   learner: Learner
   collector: Collector
   ledger: dict[str, Any]  # core.ledger: host int64 arrays
-
-
-# ---------------------------------------------------------------------------------------------------
-# Tasks (host side)
-
-
-class Tokenizer(Protocol):
-  """Text to ids and back. `chat` ends with the cue that opens the assistant's turn."""
-
-  vocab_size: int  # ids at or above this are never sampled
-  eos_ids: tuple[int, ...]  # any of them ends a response
-  pad_id: int
-
-  def encode(self, text: str) -> list[int]: ...
-  def decode(self, ids: Sequence[int]) -> str: ...
-  def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
-
-
-class Example(NamedTuple):
-  """One prompt with what its verifier needs."""
-
-  prompt: str | tuple[dict[str, str], ...]  # plain text, or chat messages {role, content}
-  answer: str
-  source: str
-  metadata: Mapping[str, Any] = {}
-
-
-class Verdict(NamedTuple):
-  """A verifier's judgement of one completion, and why."""
-
-  correct: float  # 1.0 correct, 0.0 wrong; a scorer with partial credit may lie between
-  parsed: str | None = None  # the answer that was read out of the completion
-  rule: str = ""  # which rule decided
-
-
-class Task(NamedTuple):
-  """Prompts and their verifier."""
-
-  train: Sequence[Example]
-  evals: Mapping[str, Sequence[Example]]  # held-out sets by name
-  verify: Callable[[Example, str], Verdict]  # picklable: a module-level function
-  sources: tuple[str, ...]  # names; a prompt's source is an index into them
-  tokenizer: Tokenizer | None = None  # for policies that bring none (`tiny`)
 
 
 def places(x: Array) -> Array:

@@ -191,9 +191,10 @@ def _tick(policy, params, version, eos_ids, rule, state):
   hidden, cache = policy.hidden(
     params, token[:, None], state.fill[:, None], live[:, None], state.cache
   )
-  full = law.temper(policy.logits(params, hidden[:, 0]), _of(rows.temperature, row))
+  raw = policy.logits(params, hidden[:, 0])
+  full = law.temper(raw, _of(rows.temperature, row))
   draws = live & (state.fill + 1 == length)
-  good = jnp.isfinite(full).all(1)
+  good = jnp.isfinite(raw).all(1)
   z = law.truncate(full, rule)
   greedy = _of(rows.temperature, row) <= 0
   new = law.draw(_of(rows.uid, row), length, z)

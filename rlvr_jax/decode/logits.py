@@ -47,7 +47,8 @@ def truncation(*, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tru
 def temper(logits, temperature):
   """Logits [S,V] over temperature [S]. Temperature 0 stands for greedy: the law stays that of 1."""
   safe = jnp.where(temperature > 0, temperature, 1.0)
-  return logits.astype(jnp.float32) / safe[:, None]
+  # Ids that a model rules out lie at -1e30: a low temperature would take them to -inf.
+  return jnp.maximum(logits.astype(jnp.float32) / safe[:, None], MASKED)
 
 
 def _ordered(x):

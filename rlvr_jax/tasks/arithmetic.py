@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from rlvr_jax.core.records import Example, Task
 from rlvr_jax.core.table import unknown
-from rlvr_jax.core.types import Example, Task
 from rlvr_jax.tasks.mixture import split
 from rlvr_jax.tasks.verify import exact
 
@@ -27,7 +27,7 @@ class CharTokenizer:
 
   pad_id = 0
   bos_id = 1
-  eos_ids = (2,)
+  eos_ids: tuple[int, ...] = (2,)
 
   def __init__(self, alphabet: str = "0123456789+-*%="):
     if len(set(alphabet)) != len(alphabet):

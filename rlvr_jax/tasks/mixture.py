@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from rlvr_jax.core.types import Example
+from rlvr_jax.core.records import Example
 
 Stream = Callable[[str], Iterable[Example]]  # ("train" or "eval") -> examples, maybe without end
 

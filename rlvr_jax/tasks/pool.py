@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Pipe, wait
 from typing import Any
 
-from rlvr_jax.core.types import Example, Verdict
+from rlvr_jax.core.records import Example, Verdict
 from rlvr_jax.tasks import worker as worker_module
 
 _MAX_CHUNK = 64  # items in a message
@@ -106,7 +106,7 @@ class VerifierPool:
             if worker.pending or not worker.alive():
               self._replace(index)
           raise
-    self.counters.update(outcome for outcome, _ in replies)
+      self.counters.update(outcome for outcome, _ in replies)
     return [Verdict(*verdict) for _, verdict in replies]
 
   def close(self) -> None:
@@ -213,11 +213,10 @@ class _Worker:
     return outcome, value
 
   def kill(self) -> None:
-    # Before the wait below nobody else can have its process id.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(self.process.pid, signal.SIGKILL)
-    self.process.kill()
-    self.process.wait()
+    if self.process.returncode is None:  # once it is known, another process may have the id
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(self.process.pid, signal.SIGKILL)
+      self.process.wait()
     self.connection.close()
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rlvr_jax.core.records import Example, Task
 from rlvr_jax.core.table import unknown
-from rlvr_jax.core.types import Example, Task
 from rlvr_jax.tasks.mixture import split
 from rlvr_jax.tasks.verify import verify
 

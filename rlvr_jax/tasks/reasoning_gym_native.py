@@ -5,7 +5,7 @@ from typing import Any
 
 from reasoning_gym.factory import create_dataset
 
-from rlvr_jax.core.types import Example, Verdict
+from rlvr_jax.core.records import Example, Verdict
 from rlvr_jax.tasks.verify import final_answer
 
 _SCORERS: dict[str, Any] = {}  # generator and arguments -> dataset, built once a process

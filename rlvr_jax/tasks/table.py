@@ -6,8 +6,9 @@ from typing import Any
 import grain
 import numpy as np
 
+from rlvr_jax.core.records import Example, Tokenizer
 from rlvr_jax.core.table import unknown
-from rlvr_jax.core.types import Example, PromptTable, Tokenizer
+from rlvr_jax.core.types import PromptTable
 
 _MULTIPLE = 16  # of the table's width, so that few widths are ever compiled for
 

@@ -1,6 +1,6 @@
 """Verifiers: the judgement of one completion; `VerifierPool` runs them on many, safely."""
 
-from rlvr_jax.core.types import Example, Verdict
+from rlvr_jax.core.records import Example, Verdict
 from rlvr_jax.tasks.answers import equivalent, extract, number
 from rlvr_jax.tasks.pool import VerifierPool
 

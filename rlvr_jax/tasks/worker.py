@@ -25,7 +25,7 @@ def judge(verify, example, text: str) -> Reply:
     correct, parsed, rule = verify(example, text)
     if not math.isfinite(correct):
       raise ValueError(f"verify returned correct={correct}")
-    return "verified", (float(correct), parsed, str(rule))
+    return "verified", (float(correct), None if parsed is None else str(parsed), str(rule))
   except MemoryError:
     return "memory", (0.0, None, "memory")
   except BaseException as error:

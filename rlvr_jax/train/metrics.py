@@ -34,7 +34,7 @@ class Metric(NamedTuple):
 
 # Every metric there is, for all writers and plots. Unless it says cumulative, of this step alone.
 METRICS = (
-  Metric("reward/mean", "reward", "mean shaped reward of the rows in the batch"),
+  Metric("reward/mean", "reward", "mean shaped reward of the rows generated"),
   Metric("reward/std", "reward", "their standard deviation"),
   Metric("reward/<source>/mean", "reward", "mean over the rows of one data source"),
   Metric("group/frac_zero_std", "fraction", "groups whose rewards are all equal: no signal"),
@@ -57,12 +57,11 @@ METRICS = (
   Metric("mismatch/logp_diff_mean", "nats", "mean |learner's - sampler's log-prob| of a token"),
   Metric("mismatch/logp_diff_max", "nats", "largest such difference"),
   Metric("mismatch/kl_k3", "nats", "k3 estimate of KL(sampler, learner), mean over tokens"),
-  Metric("mismatch/ess", "fraction", "effective sample size of the ratios over the rows"),
+  Metric("mismatch/ess", "fraction", "effective sample size of the ratios over the tokens"),
   Metric("rollout/staleness_mean", "updates", "mean age of the trained tokens"),
   Metric("rollout/staleness_max", "updates", "oldest trained token"),
   Metric("rollout/resumed_frac", "fraction", "rows begun in an earlier step"),
-  Metric("rollout/waste_frac", "fraction", "generated tokens that entered no batch"),
-  Metric("rollout/rows", "rows", "rows generated"),
+  Metric("rollout/waste_frac", "fraction", "cumulative: discarded of generated and reused tokens"),
   Metric("rollout/ticks", "ticks", "steps of the decoding loop"),
   Metric("rollout/rounds", "rounds", "rounds it took to fill the batch"),
   *(
@@ -70,11 +69,14 @@ METRICS = (
     for entry, description in ledger.ENTRIES.items()
   ),
   Metric("tokens/discarded", "tokens", "cumulative: rejected and surplus response tokens"),
-  Metric("control/<knob>", "", "value of a number that a controller adapts"),
   Metric("train/skipped_steps", "updates", "cumulative: updates left out because not finite"),
   Metric("train/epoch", "epochs", "passes over the prompt table that are complete"),
   Metric("time/<phase>_seconds", "s", "wall time of a phase of the step"),
-  Metric("perf/tokens_per_second", "tokens/s", "generated tokens per second of the step"),
+  Metric(
+    "perf/tokens_per_second",
+    "tokens/s",
+    "tokens generated per second of the step, evaluation apart",
+  ),
   Metric("perf/sharing", "ratio", "tokens of the learner's rows per token it ran the model on"),
   Metric("perf/compilations", "programs", "cumulative: programs compiled by XLA"),
   Metric("eval/<set>/pass@<k>", "fraction", "unbiased chance that one of k responses is correct"),

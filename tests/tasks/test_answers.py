@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr_jax.core.types import Example
+from rlvr_jax.core.records import Example
 from rlvr_jax.tasks.answers import equivalent, extract, number
 from rlvr_jax.tasks.verify import exact, verify
 
@@ -70,6 +70,7 @@ COMPLETIONS = [
   ("no opening </think> 4", "4", True),
   ("<think>3</think> 5 </think> 4", "4", True),
   ("<think>3</think> 5 </think> 4", "5", False),
+  (r"<think>3</think> \boxed{5} </think> 4", "4", True),
   ("<think>3</think> 4 <think> wait", "4", False),
   # tags and phrases
   ("<answer>4</answer>", "4", True),
@@ -155,6 +156,15 @@ def test_number_reads_back_thousands_decimals_and_prose(value):
   assert extract(f"It makes {value:,}, he said") == (f"{value:,}", "number")
   assert equivalent(f"{value}.0", f"{value:,}") == (True, "numeric")
   assert equivalent(f"{value + 1}", f"{value}") == (False, "numeric")
+
+
+def test_numbers_have_bounds():
+  assert number("1e400") == 10**400
+  assert number("1e401") is None
+  assert number("9" * 1000) == 10**1000 - 1
+  assert number("9" * 1001) is None
+  assert equivalent("9" * 5000, "9" * 5000) == (True, "exact")
+  assert equivalent("9" * 5000 + ".0", "9" * 5000) == (False, "different")
 
 
 @given(st.decimals(-1000, 1000, places=3))

@@ -2,8 +2,8 @@ import collections
 
 import pytest
 
+from rlvr_jax.core.records import Tokenizer
 from rlvr_jax.core.table import build
-from rlvr_jax.core.types import Tokenizer
 from rlvr_jax.tasks import TASKS
 from rlvr_jax.tasks.arithmetic import OPERATIONS, CharTokenizer, arithmetic, demonstrations
 from rlvr_jax.tasks.table import tokenise

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr_jax.core.types import Example
+from rlvr_jax.core.records import Example
 from rlvr_jax.tasks.mixture import shares, split
 
 

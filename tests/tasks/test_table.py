@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rlvr_jax.core.types import Example
+from rlvr_jax.core.records import Example
 from rlvr_jax.tasks.table import tokenise
 
 

@@ -1,7 +1,10 @@
 """Config: checks, overrides, JSON, and who may use a workdir."""
 
 import dataclasses
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,7 @@ from rlvr_jax.train.config import (
     ("loggers", ("jsonl", "jsonl"), "different names"),
     ("loggers", ("csv",), "different names"),
     ("loggers", "jsonl", "tuple of strings"),
+    ("warm_start_wrong", 1.5, r"\[0, 1\]"),
     ("seed", 2**32, r"2\*\*32"),
     ("policy", "", "a name"),
     ("steps", 2.0, "a whole number"),
@@ -74,10 +78,21 @@ def test_decay_needs_steps_after_the_warm_up():
 
 
 def test_every_field_says_what_it_is():
-  source = (__import__("inspect").getsource(Config)).splitlines()
-  declared = [line for line in source if line.strip().partition(":")[0] in FIELDS]
+  declared = [
+    line
+    for line in inspect.getsource(Config).splitlines()
+    if line.strip().partition(":")[0] in FIELDS
+  ]
   assert len(declared) == len(FIELDS)
   assert all("  # " in line for line in declared)
+
+
+def test_every_field_is_read_somewhere():
+  root = Path(__file__).parents[2]
+  files = [*(root / "rlvr_jax" / "train").glob("*.py"), *(root / "launch").glob("*.py")]
+  source = "".join(file.read_text() for file in files if file.name != "config.py")
+  unread = [field for field in FIELDS if not re.search(rf"\bconfig\.{field}\b", source)]
+  assert not unread
 
 
 def test_overrides_are_read_by_the_type_of_the_field():

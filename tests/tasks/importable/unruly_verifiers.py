@@ -5,7 +5,7 @@ import re
 import sys
 import time
 
-from rlvr_jax.core.types import Verdict
+from rlvr_jax.core.records import Verdict
 
 
 def obey(example, text):
@@ -33,4 +33,6 @@ def obey(example, text):
     return Verdict(1.0, str(os.getpid()), "pid")
   elif order == "environment":
     return Verdict(1.0, os.environ.get(rest), "environment")
+  elif order == "modules":
+    return Verdict(1.0, " ".join(sorted({*sys.modules} & {*rest.split()})), "modules")
   return Verdict(float(text == example.answer), text, "same")

@@ -1,0 +1,43 @@
+"""The types of tasks and verifiers, without jax: a verifier process imports these and no more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back. `chat` ends with the cue that opens the assistant's turn."""
+
+  vocab_size: int  # ids at or above this are never sampled
+  eos_ids: tuple[int, ...]  # any of them ends a response
+  pad_id: int
+
+  def encode(self, text: str) -> list[int]: ...
+  def decode(self, ids: Sequence[int]) -> str: ...
+  def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+
+class Example(NamedTuple):
+  """One prompt with what its verifier needs."""
+
+  prompt: str | tuple[dict[str, str], ...]  # plain text, or chat messages {role, content}
+  answer: str
+  source: str
+  metadata: Mapping[str, Any] = {}
+
+
+class Verdict(NamedTuple):
+  """A verifier's judgement of one completion, and why."""
+
+  correct: float  # 1.0 correct, 0.0 wrong; a scorer with partial credit may lie between
+  parsed: str | None = None  # the answer that was read out of the completion
+  rule: str = ""  # which rule decided
+
+
+class Task(NamedTuple):
+  """Prompts and their verifier."""
+
+  train: Sequence[Example]
+  evals: Mapping[str, Sequence[Example]]  # held-out sets by name
+  verify: Callable[[Example, str], Verdict]  # picklable: a module-level function
+  sources: tuple[str, ...]  # names; a prompt's source is an index into them
+  tokenizer: Tokenizer | None = None  # for policies that bring none (`tiny`)

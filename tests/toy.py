@@ -1,0 +1,145 @@
+"""Small things to test with: rows from plain lists, and a policy that is a table of logits."""
+
+import functools
+import importlib
+import inspect
+import itertools
+import pkgutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlvr_jax.core import rows as rows_lib
+from rlvr_jax.core.types import EOS, KILLED, KVCache, Policy, Rows
+
+
+def rows(
+  groups=None, rewards=None, masks=None, *, tokens=None, valid=None, prompt=1, **fields
+) -> Rows:
+  """Closed rows from plain lists.
+
+  Args:
+    groups: N ints, default 0, 1, 2, ...
+    rewards: N numbers, for `correct` and `reward` alike; default 0.
+    masks: N lists of one bool a response token, all equally long: which are trained. Default: one
+      trained token a row.
+    tokens: N lists of token ids, prompt included; default zeros.
+    valid: N bools, default True.
+    prompt: places of the prompt, the same for all rows.
+    **fields: any other field of Rows.
+  """
+  given = [x for x in (groups, rewards, masks, tokens, valid) if x is not None]
+  n = len(given[0]) if given else len(next(iter(fields.values())))
+  if masks is None:
+    width = len(tokens[0]) - prompt if tokens is not None else 1
+    masks = [[True] * width] * n
+  mask = np.array(masks, bool).reshape(n, -1)
+  t = prompt + mask.shape[1]
+  reward = np.zeros(n) if rewards is None else rewards
+  valid = np.ones(n, bool) if valid is None else np.array(valid, bool)
+  ids = np.arange(n, dtype=np.uint32)
+  values = {
+    "tokens": np.zeros((n, t)) if tokens is None else tokens,
+    "response_mask": np.pad(mask, ((0, 0), (prompt, 0))),
+    "length": np.full(n, t),
+    "response_start": np.full(n, prompt),
+    "limit": np.full(n, t),
+    "status": np.where(valid, EOS, KILLED),
+    "uid": np.stack([ids, ids + 1], 1),
+    "group": np.arange(n) if groups is None else groups,
+    "context": np.arange(n) if groups is None else groups,
+    "correct": reward,
+    "reward": reward,
+    "valid": valid,
+  } | fields
+  like = rows_lib.blank(n, t)
+  typed = {k: jnp.asarray(v, getattr(like, k).dtype) for k, v in values.items() if k != "extras"}
+  if "extras" in values:
+    typed["extras"] = {k: jnp.asarray(v) for k, v in values["extras"].items()}
+  return like.replace(**typed)
+
+
+def table_policy(vocab: int, places: int) -> Policy:
+  """A first-order Markov chain: params["table"] float32 [places,vocab,vocab].
+
+  table[p, x] holds the logits of the token at position p + 1 after token x at position p. Every
+  probability can be enumerated. It looks at nothing else: `hidden` ignores the view.
+  """
+
+  def init(key):
+    return {"table": jax.random.normal(key, (places, vocab, vocab))}
+
+  def hidden(params, tokens, positions, valid, view):
+    del valid
+    at = jnp.clip(positions, 0, places - 1), jnp.clip(tokens, 0, vocab - 1)
+    return params["table"][at], view
+
+  def init_cache(num_rows, num_places):
+    empty = jnp.zeros((num_rows, num_places, 1, 1), jnp.float32)
+    return KVCache(k=(empty,), v=(empty,))
+
+  return Policy(
+    init=init,
+    hidden=hidden,
+    logits=lambda params, hidden: hidden.astype(jnp.float32),
+    init_cache=init_cache,
+    axes={"table": (None, None, None)},
+    vocab_size=vocab,
+  )
+
+
+def continuations(vocab: int, length: int) -> np.ndarray:
+  """int32 [vocab**length, length]: every sequence there is."""
+  return np.array(list(itertools.product(range(vocab), repeat=length)), np.int32)
+
+
+def logprobs(params, tokens, prompt: int = 1):
+  """float32 [N,T]: log-probs of `tokens` under `table_policy`, 0 in the prompt. Differentiable.
+
+  A token at a time in plain Python: what sampler and learner are to agree with.
+  """
+  tokens = np.asarray(tokens)
+  out = []
+  for row in tokens:
+    line = [jnp.zeros(())] * prompt
+    for p in range(prompt, len(row)):
+      line.append(jax.nn.log_softmax(params["table"][p - 1, row[p - 1]])[row[p]])
+    out.append(jnp.stack(line))
+  return jnp.stack(out)
+
+
+def factories(*modules, variants=None):
+  """What slot modules export, for contract tests: a pytest parameter for each public factory.
+
+  A factory is a function that the module itself defines and that takes keyword arguments only; other
+  public functions are helpers.
+
+  Args:
+    modules: modules to look into.
+    variants: factory name -> list of argument dicts, beside the call without arguments.
+
+  Returns:
+    pytest.param(zero-argument callable, id="module.factory") each.
+  """
+  variants = dict(variants or {})
+  out = []
+  for module in modules:
+    for name, f in inspect.getmembers(module, inspect.isfunction):
+      kinds = [p.kind for p in inspect.signature(f).parameters.values()]
+      keywords = all(k in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for k in kinds)
+      if f.__module__ != module.__name__ or name.startswith("_") or not keywords:
+        continue
+      for args in ({}, *variants.pop(name, ())):
+        label = ",".join(f"{k}={v}" for k, v in args.items())
+        where = f"{module.__name__.split('.')[-1]}.{name}({label})"
+        out.append(pytest.param(functools.partial(f, **args), id=where))
+  assert not variants, f"no such factories: {sorted(variants)}"
+  return out
+
+
+def modules(package):
+  """Every module of a package."""
+  names = [m.name for m in pkgutil.iter_modules(package.__path__)]
+  return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
