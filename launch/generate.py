@@ -1,6 +1,6 @@
 """Completes a prompt.
 
-  python -m launch.generate --policy=smollm2-135m --prompt="What is 2+2?" --max_new_tokens=24
+python -m launch.generate --policy=smollm2-135m --prompt="What is 2+2?" --max_new_tokens=24
 """
 
 import json

@@ -1,10 +1,9 @@
 """Trains a policy.
 
-  python -m launch.train --config=experiments/quickstart/config.py --workdir=runs/quickstart
-  python -m launch.train --policy=tiny --task=arithmetic --steps=200 --workdir=runs/tiny
+python -m launch.train --config=experiments/quickstart/config.py --workdir=runs/quickstart
+python -m launch.train --policy=tiny --task=arithmetic --steps=200 --workdir=runs/tiny
 """
 
-import dataclasses
 import os
 import sys
 import time
@@ -14,7 +13,9 @@ from absl import app, flags, logging
 from rlvr_jax.core import table
 
 _CONFIG = flags.DEFINE_string("config", None, "Python file with get_config() -> Config.")
-_SET = flags.DEFINE_multi_string("set", [], "key=value, e.g. recipe_args.clip_high=0.28; repeatable.")
+_SET = flags.DEFINE_multi_string(
+  "set", [], "key=value, e.g. recipe_args.clip_high=0.28; repeatable."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; a second start resumes it.")
 _SHORT = {
   name: flags.DEFINE_string(name, None, f"Short for --set={name}=...")

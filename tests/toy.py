@@ -61,6 +61,60 @@ def rows(
   return like.replace(**typed)
 
 
+def random_rows(seed: int, *, num: int = 8, places: int = 5) -> Rows:
+  """Rows of three or four groups in mixed order: some invalid, some partly masked, one fully."""
+  rng = np.random.default_rng(seed)
+  mask = rng.random((num, places - 1)) < 0.7
+  mask[rng.integers(num)] = False
+  valid = rng.random(num) < 0.8
+  valid[rng.integers(num)] = True
+  groups = rng.integers(0, 4, num)
+  verdicts = rng.integers(0, 2, num)
+  per_group = lambda x: [x[(groups == g) & valid].sum() for g in groups]
+  return rows(
+    groups,
+    verdicts,
+    mask,
+    valid=valid,
+    tokens=rng.integers(0, 9, (num, places)),
+    prompt_id=groups + 10,
+    full_logprobs=-rng.exponential(size=(num, places)),
+    behavior_logprobs=-rng.exponential(size=(num, places)),
+    entropy=rng.exponential(size=(num, places)),
+    version=rng.integers(0, 3, (num, places)),
+    prior=rng.random(num),
+    trials=per_group(np.ones(num)),
+    successes=per_group(verdicts),
+  )
+
+
+def soiled(batch: Rows, value=np.nan) -> Rows:
+  """The same rows with `value` in every float that nobody may look at."""
+  places = lambda x: jnp.where(batch.loss_mask, x, value)
+  whole = lambda x: jnp.where(batch.valid, x, value)
+  return batch.replace(
+    full_logprobs=places(batch.full_logprobs),
+    behavior_logprobs=places(batch.behavior_logprobs),
+    entropy=places(batch.entropy),
+    correct=whole(batch.correct),
+    reward=whole(batch.reward),
+    prior=whole(batch.prior),
+    trials=whole(batch.trials),
+    successes=whole(batch.successes),
+  )
+
+
+def take(batch, index):
+  """The rows at `index`, of any pytree of row arrays."""
+  return jax.tree.map(lambda x: x[jnp.asarray(index)], batch)
+
+
+def kinds(tree):
+  """What decides whether a jitted function is traced again."""
+  describe = lambda x: (x.shape, x.dtype, x.weak_type)
+  return jax.tree.map(describe, jax.tree.map(jnp.asarray, tree))
+
+
 def table_policy(vocab: int, places: int) -> Policy:
   """A first-order Markov chain: params["table"] float32 [places,vocab,vocab].
 
@@ -128,7 +182,9 @@ def factories(*modules, variants=None):
   for module in modules:
     for name, f in inspect.getmembers(module, inspect.isfunction):
       kinds = [p.kind for p in inspect.signature(f).parameters.values()]
-      keywords = all(k in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for k in kinds)
+      keywords = all(
+        k in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for k in kinds
+      )
       if f.__module__ != module.__name__ or name.startswith("_") or not keywords:
         continue
       for args in ({}, *variants.pop(name, ())):

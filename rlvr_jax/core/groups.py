@@ -27,7 +27,9 @@ def std(x, group, valid, num=None, *, ddof=0):
   """Root of the sum of squared deviations / (count - ddof); a group of at most ddof rows yields 0."""
   d = x - mean(x, group, valid, num)[group]
   free = count(group, valid, num) - ddof
-  return jnp.sqrt(jnp.where(free > 0, total(d * d, group, valid, num) / jnp.maximum(free, 1.0), 0.0))
+  return jnp.sqrt(
+    jnp.where(free > 0, total(d * d, group, valid, num) / jnp.maximum(free, 1.0), 0.0)
+  )
 
 
 def highest(x, group, valid, num=None):

@@ -18,7 +18,9 @@ AXES = {
   "mlp": "hidden width of the feed-forward block",
 }
 
-AxisRules = Mapping[str, str | tuple[str, ...] | None]  # logical name -> mesh axis (absent: replicated)
+AxisRules = Mapping[
+  str, str | tuple[str, ...] | None
+]  # logical name -> mesh axis (absent: replicated)
 
 
 def spec(axes: Sequence[str | None], rules: AxisRules) -> PartitionSpec:

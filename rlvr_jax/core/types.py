@@ -1,6 +1,6 @@
 """Every type that two packages share: pytrees of data, and bundles of functions.
 
-Data are `flax.struct.dataclass`es of arrays; behaviour is a `NamedTuple` of functions. Letters in the
+Data are `flax.struct.PyTreeNode`s of arrays; behaviour is a `NamedTuple` of functions. Letters in the
 shape comments: B prompts in a round, N rows, T places of a row, M prompts in the table, V vocabulary,
 E embedding, L layers, S slots or cache rows, C cache places or candidates, K key-value heads, D head
 size, U places of a bin, R log-probs read from a bin.
@@ -27,12 +27,11 @@ OPEN, EOS, LENGTH, KILLED, ERROR = range(5)
 STATUS_NAMES = ("open", "eos", "length", "killed", "error")
 
 
-# ---------------------------------------------------------------------------------------------------
+# -{99}
 # The data path
 
 
-@flax.struct.dataclass
-class Rows:
+class Rows(flax.struct.PyTreeNode):
   """N rows of T places: prompts, unfinished and finished rollouts alike. Right-padded.
 
   Row n holds a prompt in places [0, response_start) and a response in [response_start, length).
@@ -85,15 +84,13 @@ class Rows:
     return self.length - self.response_start
 
 
-@flax.struct.dataclass
-class TokenStats:
+class TokenStats(flax.struct.PyTreeNode):
   """What the policy being trained says of the tokens in Rows; 0 where it was not asked."""
 
   logprobs: Array  # float32 [N,T], log-prob of each token at the row's own temperature
 
 
-@flax.struct.dataclass
-class Packed:
+class Packed(flax.struct.PyTreeNode):
   """Rows laid out for the learner: each distinct prefix once, in bins of U places.
 
   Token u of a bin sees token v iff v <= u < stop[v]. Padding sees itself alone.
@@ -110,12 +107,11 @@ class Packed:
   num_bins: Array  # int32 [], bins in use
 
 
-# ---------------------------------------------------------------------------------------------------
+# -{99}
 # Views: what a token may attend to
 
 
-@flax.struct.dataclass
-class KVCache:
+class KVCache(flax.struct.PyTreeNode):
   """Keys and values of S rows; place c of a row holds position c.
 
   One leaf a layer, not one stacked array: a stacked one is copied at each update.
@@ -129,8 +125,7 @@ class KVCache:
     return self.k[0].shape[1]
 
 
-@flax.struct.dataclass
-class Spans:
+class Spans(flax.struct.PyTreeNode):
   """No cache: token u of a row sees token v iff v <= u < stop[v].
 
   One integer a key carries plain causal rows (stop = T), packing, shared prefixes and padding.
@@ -157,12 +152,11 @@ class Policy(NamedTuple):
   config: Any = None
 
 
-# ---------------------------------------------------------------------------------------------------
+# -{99}
 # Prompts, beliefs and selection
 
 
-@flax.struct.dataclass
-class PromptTable:
+class PromptTable(flax.struct.PyTreeNode):
   """All prompts of a task, tokenised, right-padded."""
 
   tokens: Array  # int32 [M,P]
@@ -170,8 +164,7 @@ class PromptTable:
   source: Array  # int32 [M], index into the task's source names
 
 
-@flax.struct.dataclass
-class Belief:
+class Belief(flax.struct.PyTreeNode):
   """What is believed of the solve rate of C prompts."""
 
   mean: Array  # float32 [C]
@@ -179,8 +172,7 @@ class Belief:
   evidence: Array  # float32 [C], pseudo-observations
 
 
-@flax.struct.dataclass
-class Candidates:
+class Candidates(flax.struct.PyTreeNode):
   """What `select` may know, one entry a candidate prompt."""
 
   id: Array  # int32 [C]
@@ -196,8 +188,7 @@ class Selection(NamedTuple):
   consumed: Array  # bool [C], spent for this epoch: chosen, or passed over on purpose
 
 
-@flax.struct.dataclass
-class Prompts:
+class Prompts(flax.struct.PyTreeNode):
   """The B prompts of one round."""
 
   id: Array  # int32 [B]
@@ -209,8 +200,7 @@ class Prompts:
   valid: Array  # bool [B]
 
 
-@flax.struct.dataclass
-class Round:
+class Round(flax.struct.PyTreeNode):
   """Prompts of a round and every row so far: what a later wave may look at."""
 
   prompts: Prompts
@@ -219,8 +209,7 @@ class Round:
   step: Array  # int32 []
 
 
-@flax.struct.dataclass
-class Tally:
+class Tally(flax.struct.PyTreeNode):
   """Everything generated in a step, for each prompt of the table, dropped rows included."""
 
   trials: Array  # float32 [M], verified rows
@@ -229,8 +218,7 @@ class Tally:
   tokens: Array  # int32 [M], response tokens generated
 
 
-@flax.struct.dataclass
-class Feedback:
+class Feedback(flax.struct.PyTreeNode):
   """What controllers learn from, after the update."""
 
   rows: Rows
@@ -241,7 +229,7 @@ class Feedback:
   step: Array  # int32 []
 
 
-# ---------------------------------------------------------------------------------------------------
+# -{99}
 # Slots: bundles of functions that a recipe chooses
 
 
@@ -303,19 +291,18 @@ class Recipe(NamedTuple):
   refill: Refill
   advantage: Callable  # (rows) -> float32 [N,T], 0 off the mask
   weigh: Callable  # (key, rows, advantage, knobs) -> float32 [N,T]
-  objective: Callable
+  objective: Objective
   aggregate: Callable  # (loss, weight, rows) -> (numerator [], denominator [])
   control: Controller
   annotate: tuple[str, ...] = ()  # policies whose log-probs are stored before the update
   updates: int = 1  # optimizer steps a batch
 
 
-# ---------------------------------------------------------------------------------------------------
+# -{99}
 # State of a run
 
 
-@flax.struct.dataclass
-class Learner:
+class Learner(flax.struct.PyTreeNode):
   """What the update changes. Donated to it."""
 
   params: Params
@@ -325,8 +312,7 @@ class Learner:
   skipped: Array  # int32 [], updates not applied because something was not finite
 
 
-@flax.struct.dataclass
-class Collector:
+class Collector(flax.struct.PyTreeNode):
   """What collecting rollouts changes."""
 
   posterior: Any
@@ -335,8 +321,7 @@ class Collector:
   key: Array  # key of the run; constant
 
 
-@flax.struct.dataclass
-class RunState:
+class RunState(flax.struct.PyTreeNode):
   learner: Learner
   collector: Collector
   ledger: dict[str, Any]  # core.ledger: host int64 arrays

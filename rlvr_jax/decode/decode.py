@@ -17,8 +17,7 @@ from rlvr_jax.core.types import EOS, ERROR, LENGTH, OPEN, Array, KVCache, Policy
 from rlvr_jax.decode import logits as law
 
 
-@flax.struct.dataclass
-class DecodeCounts:
+class DecodeCounts(flax.struct.PyTreeNode):
   """What one call did; int32."""
 
   prefilled: Array  # [N] prompt tokens computed, booked on the row that leads its context
@@ -27,8 +26,7 @@ class DecodeCounts:
   ticks: Array  # [] steps of the loop
 
 
-@flax.struct.dataclass
-class DecodeState:
+class DecodeState(flax.struct.PyTreeNode):
   rows: Rows
   slot_row: Array  # int32 [S], row in the slot; N: idle
   fill: Array  # int32 [S], places of the slot's cache that hold the row's tokens
@@ -75,7 +73,9 @@ def decode(
   if slots < 1 or num_contexts < 1:
     raise ValueError(f"decode needs slots >= 1 and num_contexts >= 1, got {slots}, {num_contexts}")
   if not 1 <= prompt_places <= t:
-    raise ValueError(f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}")
+    raise ValueError(
+      f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
+    )
   slots = min(slots, n)
   rows = _close_the_full(rows, eos_ids)
   prompts, leader, prompt_length = _prefill(policy, params, rows, num_contexts, prompt_places)
@@ -109,12 +109,17 @@ def _is_eos(token, eos_ids):
   return (token[:, None] == eos_ids[None, :]).any(1)
 
 
+def _limit(rows):
+  """int32 [N]: no row outgrows its places, whatever its limit says."""
+  return jnp.minimum(rows.limit, rows.tokens.shape[1])
+
+
 def _close_the_full(rows, eos_ids):
   """Closes rows that come in open but already ended, at their limit, or without any token."""
   n = len(rows.length)
   last = rows.tokens[jnp.arange(n), jnp.maximum(rows.length - 1, 0)]
   ended = (rows.length > rows.response_start) & _is_eos(last, eos_ids)
-  status = jnp.where(rows.length >= rows.limit, LENGTH, OPEN)
+  status = jnp.where(rows.length >= _limit(rows), LENGTH, OPEN)
   status = jnp.where(ended, EOS, status)
   status = jnp.where(rows.length < 1, ERROR, status)  # no token: nothing to condition on
   todo = (rows.status == OPEN) & rows.valid
@@ -204,7 +209,7 @@ def _tick(policy, params, version, eos_ids, rule, state):
   target = jnp.where(writes, row, n)
   put = lambda x, value: x.at[target, length].set(value, mode="drop")
   ends = _is_eos(new, eos_ids)
-  status = jnp.where(length + 1 >= _of(rows.limit, row), LENGTH, OPEN)
+  status = jnp.where(length + 1 >= _of(_limit(rows), row), LENGTH, OPEN)
   status = jnp.where(good, jnp.where(ends, EOS, status), ERROR).astype(jnp.int32)
   rows = rows.replace(
     tokens=put(rows.tokens, new),

@@ -14,8 +14,7 @@ MASKED = -1e30  # finite, so that no difference of two masked logits is NaN
 BLOCK = 128
 
 
-@flax.struct.dataclass
-class Truncation:
+class Truncation(flax.struct.PyTreeNode):
   """Which tokens may be drawn. None: no such rule. Scalars, or one number a row."""
 
   top_k: Array | None = None  # int32, >= 1: the k most likely; ties with the k-th are kept

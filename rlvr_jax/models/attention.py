@@ -50,7 +50,7 @@ def attend(
     place = jnp.where(valid, positions, view.places)
     k = view.k[layer].at[row, place].set(k.astype(view.k[layer].dtype), mode="drop")
     v = view.v[layer].at[row, place].set(v.astype(view.v[layer].dtype), mode="drop")
-    view = view.replace(
+    view = KVCache(
       k=(*view.k[:layer], k, *view.k[layer + 1 :]), v=(*view.v[:layer], v, *view.v[layer + 1 :])
     )
     back = positions[:, :, None] - places(k)[:, None, :]

@@ -88,17 +88,20 @@ class ModelConfig:
 
 def tiny(vocab_size: int = 64, **changes: Any) -> ModelConfig:
   """Two small layers, for tests and for learning toy tasks from scratch on a CPU."""
-  sizes = dict(
+  sizes: dict[str, Any] = dict(
     family="llama", vocab_size=vocab_size, embed_dim=64, mlp_dim=192, num_layers=2, num_heads=4,
     num_kv_heads=2, head_dim=16, max_positions=2048,
   )  # fmt: skip
   return ModelConfig(**{**sizes, **changes})
 
 
-def _smollm2(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, **more):
+def _smollm2(
+  embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int, num_kv_heads: int,
+  rope_theta: float = 1e5,
+):  # fmt: skip
   return ModelConfig(
     "llama", 49152, embed_dim, mlp_dim, num_layers, num_heads, num_kv_heads, 64, norm_eps=1e-5,
-    **{"rope_theta": 1e5, **more},
+    rope_theta=rope_theta,
   )  # fmt: skip
 
 
@@ -109,7 +112,9 @@ def _llama3(embed_dim: int, num_layers: int, num_heads: int, head_dim: int):
   )  # fmt: skip
 
 
-def _qwen2(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, **more):
+def _qwen2(
+  embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, **more: Any
+):
   sizes = {"vocab_size": 151936, "rope_theta": 1e6, "max_positions": 32768, **more}
   return ModelConfig(
     family="qwen2", embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers, qkv_bias=True,
@@ -124,7 +129,7 @@ def _qwen3(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int, tied: 
   )  # fmt: skip
 
 
-_GEMMA = dict(
+_GEMMA: dict[str, Any] = dict(
   activation="gelu_tanh", unit_offset=True, sandwich=True, scale_embedding=True, query_scalar=256.0
 )
 
@@ -193,7 +198,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
   "gemma3_text": dict(
     max_position_embeddings=131072, head_dim=256, tie_word_embeddings=True, sliding_window=4096,
     query_pre_attn_scalar=256, hidden_activation="gelu_pytorch_tanh", num_key_value_heads=4,
-    sliding_window_pattern=6, rope_theta=1e6, rope_local_base_freq=1e4,
+    sliding_window_pattern=6, rope_theta=1e6, rope_local_base_freq=1e4, num_attention_heads=8,
+    vocab_size=262208,
   ),
 }  # fmt: skip
 
@@ -226,16 +232,16 @@ def from_hf(config: dict[str, Any], **changes: Any) -> ModelConfig:
     config, kind = {"model_type": "gemma3_text", **config["text_config"]}, "gemma3_text"
   if kind not in FAMILIES:
     raise ValueError(f"model_type {kind!r} is not supported; known: {', '.join(FAMILIES)}")
+  config = {**_DEFAULTS[kind], **config}
   required = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
   )  # fmt: skip
   for key in required:
-    if key not in config and not (kind == "gemma3_text" and key == "vocab_size"):
+    if key not in config:
       raise ValueError(f"config.json of a {kind} model lacks {key!r}")
   for key, plain in _PLAIN.items():
     if config.get(key) not in plain:
       raise ValueError(f"{kind} with {key}={config[key]!r} is not supported")
-  config = {**_DEFAULTS[kind], **config}
   gemma = kind.startswith("gemma")
   act = config["hidden_activation"] if gemma else config.get("hidden_act", "silu")
   if act != ("gelu_pytorch_tanh" if gemma else "silu"):
@@ -244,9 +250,9 @@ def from_hf(config: dict[str, Any], **changes: Any) -> ModelConfig:
   num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
   sliding, window = _sliding(kind, config)
   theta, local_theta, scaling = _rope(kind, config)
-  fields = dict(
+  fields: dict[str, Any] = dict(
     family=kind,
-    vocab_size=config.get("vocab_size", 262_208),
+    vocab_size=config["vocab_size"],
     embed_dim=config["hidden_size"],
     mlp_dim=config["intermediate_size"],
     num_layers=num_layers,
@@ -375,7 +381,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     }
   if config.family == "gemma3_text":
     hf["rope_local_base_freq"] = config.rope_local_theta
-  here = dict(
+  here: dict[str, Any] = dict(
     dtype=config.dtype, param_dtype=config.param_dtype, num_tokens=config.num_tokens,
     remat=config.remat,
   )  # fmt: skip

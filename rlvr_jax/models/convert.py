@@ -32,7 +32,7 @@ def on_default_device(array: np.ndarray, axes: tuple) -> Array:
   return jnp.asarray(array)
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # Names
 
 
@@ -70,8 +70,10 @@ def _names(config: ModelConfig, top: Mapping, block: Mapping, layer: str) -> dic
   for path in _leaves(decoder(config).axes):
     leaf = path[-1].removesuffix("_bias")
     kind = "weight" if leaf == path[-1] else "bias"
-    stem = top[leaf] if len(path) == 1 else layer.format(path[0].removeprefix("layers_"), block[leaf])
-    names[path] = f"{stem}.{kind}"
+    if len(path) == 1:
+      names[path] = f"{top[leaf]}.{kind}"
+    else:
+      names[path] = f"{layer.format(path[0].removeprefix('layers_'), block[leaf])}.{kind}"
   return names
 
 
@@ -93,7 +95,7 @@ def _nested(leaves: Mapping[Path, Any]) -> Params:
   return tree
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # Hugging Face folders
 
 
@@ -260,7 +262,7 @@ def _write_shards(folder: pathlib.Path, leaves, names, max_shard_bytes: int) -> 
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # GGUF
 
 
@@ -316,7 +318,7 @@ def _gguf_config(path: pathlib.Path, reader: gguf.GGUFReader, param_dtype: str) 
 
   stored = {tensor.name: tensor for tensor in reader.tensors}
   if "rope_freqs.weight" in stored:
-    raise ValueError(f"{path}: stretched rotary frequencies are not read from GGUF; use safetensors")
+    raise ValueError(f"{path}: scaled rotary frequencies are not read from GGUF; use safetensors")
   if value("expert_count", 0):
     raise ValueError(f"{path}: mixtures of experts are not supported")
   if "token_embd.weight" not in stored:

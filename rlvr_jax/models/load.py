@@ -160,8 +160,9 @@ def _from_folder(folder: pathlib.Path, request: Request) -> LoadedPolicy:
     config = from_hf(json.loads(card.read_text()))
   except ValueError as error:
     raise ValueError(f"{card}: {error}") from error
-  own = (folder / "tokenizer.json").exists() or request.tokenizer is None
-  tokenizer = from_folder(folder) if own else request.tokenizer
+  tokenizer = request.tokenizer
+  if tokenizer is None or (folder / "tokenizer.json").exists():
+    tokenizer = from_folder(folder)
   policy, config = _ready(config, tokenizer, request)
   params = load_hf(folder, config, place=request.place)
   return LoadedPolicy(policy, params, tokenizer, config, request.name)
@@ -176,6 +177,6 @@ def _download(name: str) -> pathlib.Path:
     )
   except Exception as error:  # network libraries raise many kinds
     raise ValueError(
-      f"could not fetch {name!r} from the Hugging Face hub ({type(error).__name__}); download it on "
-      f"a connected machine (hf download {name} --local-dir FOLDER), copy it here and pass the folder"
+      f"could not fetch {name!r} from the Hugging Face hub ({type(error).__name__}); download it "
+      f"on a connected machine (hf download {name} --local-dir FOLDER) and pass the folder"
     ) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
 import jinja2.sandbox
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -166,7 +167,10 @@ def _template(stated: Any) -> str | None:
 def _digits_then_bytes() -> Any:
   # SmolLM2 cuts digits off before words are split; so in "a  9" the two spaces stay one token.
   return pre_tokenizers.Sequence(
-    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
   )
 
 
@@ -221,14 +225,14 @@ def from_gguf(path: str | pathlib.Path) -> ChatTokenizer:
   return ChatTokenizer(backend, config, template)
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # Chat templates
 
 
 class _Generation(jinja2.ext.Extension):
   """{% generation %} marks the assistant's words for training; here its body is just written."""
 
-  tags = frozenset({"generation"})
+  tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
   def parse(self, parser):
     line = next(parser.stream).lineno

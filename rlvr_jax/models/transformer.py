@@ -7,6 +7,7 @@ Layers are unrolled, each with its own leaves.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -62,7 +63,8 @@ def decoder(config: ModelConfig) -> Policy:
     return module.apply({"params": params}, tokens, positions, valid, view, method="hidden")
 
   def logits(params: Params, hidden: Array) -> Array:
-    return module.apply({"params": params}, hidden, method="logits")
+    y: Any = module.apply({"params": params}, hidden, method="logits")
+    return y
 
   def init_cache(rows: int, places: int) -> KVCache:
     shape = (rows, places, config.num_kv_heads, config.head_dim)
@@ -83,7 +85,7 @@ def decoder(config: ModelConfig) -> Policy:
 def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> Array:
   """float32 [size/2]: radians a position for each rotated pair.
 
-      f_i = theta^(-2i/size), then stretched as `RopeScaling` says.
+  f_i = theta^(-2i/size), then stretched as `RopeScaling` says.
   """
   freq = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=jnp.float32) / size)
   if scaling is None:
@@ -138,7 +140,9 @@ class _Layer(_Base):
   layer: int = 0
 
   @nn.compact
-  def __call__(self, x: Array, angles: tuple[Array, Array], positions: Array, valid: Array, view: View):
+  def __call__(
+    self, x: Array, angles: tuple[Array, Array], positions: Array, valid: Array, view: View
+  ):
     config = self.config
     y = self.norm("attn_norm", config.embed_dim)(x)
     q = self.heads("q", y, config.num_heads)

@@ -45,11 +45,13 @@ def clipped(*, low: float = 0.2, high: float = 0.2) -> Objective:
     d = log_ratio(stats, rows)
     ratio = jnp.exp(d)
     a = masked.select(advantage, mask)
-    per_token = jnp.maximum(-a * ratio, -a * jnp.clip(ratio, 1 - low, 1 + high))
+    free, held = -a * ratio, -a * jnp.clip(ratio, 1 - low, 1 + high)
+    # Not jnp.maximum: on a bound, where both are equal, it would mix in the gradient of the clip.
+    per_token = jnp.where(held > free, held, free)
     metrics = {
       "policy/clip_frac_high": masked.mean((a > 0) & (ratio > 1 + high), mask),
       "policy/clip_frac_low": masked.mean((a < 0) & (ratio < 1 - low), mask),
-      "policy/kl_old": masked.mean(jnp.exp(-d) + d - 1, mask),
+      "policy/kl_old": masked.mean(ratio - 1 - d, mask),  # k3, of KL(sampled, now)
       "policy/ratio_max": masked.highest(ratio, mask),
     }
     return per_token, metrics

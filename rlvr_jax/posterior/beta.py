@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from rlvr_jax.core.types import Array, Belief, BeliefModel
 
 
-@flax.struct.dataclass
-class BetaState:
+class BetaState(flax.struct.PyTreeNode):
   successes: Array  # float32 [M], discounted
   failures: Array  # float32 [M], discounted
 

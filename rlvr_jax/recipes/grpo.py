@@ -17,7 +17,10 @@ from rlvr_jax.reward.outcome import outcome
 from rlvr_jax.rollout.linear import linear
 from rlvr_jax.select.epoch import epoch
 
-PAPER = ("DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", "arXiv 2402.03300")
+PAPER = (
+  "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+  "arXiv 2402.03300",
+)
 STAGES = ("generate",)
 CHANGES = ()
 

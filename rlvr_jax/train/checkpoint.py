@@ -51,7 +51,8 @@ class Checkpointer:
       raise ValueError("there is no checkpoint to restore")
     self._check(step, like)
     template = jax.tree.map(_template, like)
-    return self._manager.restore(step, args=ocp.args.StandardRestore(template))
+    restored: Any = self._manager.restore(step, args=ocp.args.StandardRestore(template))
+    return restored
 
   def _check(self, step: int, like: RunState) -> None:
     saved = _leaves(self._manager.item_metadata(step))

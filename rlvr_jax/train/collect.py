@@ -6,6 +6,7 @@ batch; group sizes are not.
 """
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from rlvr_jax.core import groups, keys, ledger
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import (
+  ERROR,
   Candidates,
   Collector,
   Policy,
@@ -68,6 +70,7 @@ def make_collect(
   budget: int,
   max_new_tokens: int,
   eos_ids,
+  sources: Sequence[str],
   constrain=lambda rows: rows,
   num_samples: int = 4,
 ):
@@ -81,6 +84,7 @@ def make_collect(
     budget: rows of a round and of the batch.
     max_new_tokens: response tokens a row may get.
     eos_ids: int32 [E].
+    sources: names; the table's `source` is an index into them.
     constrain: puts a sharding on row arrays inside jitted functions.
     num_samples: completions kept to be shown.
 
@@ -199,7 +203,7 @@ def make_collect(
       "rejected": by_prompt(made, rows.valid & ~chosen),
       "surplus": by_prompt(made, chosen & ~placed),
     }
-    return pool, used, tally, booked, _round_metrics(rows)
+    return pool, used, tally, booked, _round_metrics(rows, len(sources))
 
   @jax.jit
   def end(posterior, tally):
@@ -237,7 +241,7 @@ def make_collect(
       if num_groups >= prompts:
         break
     collector = collector.replace(posterior=end(collector.posterior, tally))
-    metrics = _merge(rounds) | {
+    metrics = _merge(rounds, sources) | {
       "rollout/rounds": len(rounds),
       "rollout/ticks": ticks,
       "group/trained": num_groups,
@@ -261,13 +265,11 @@ class _Clock:
   """Seconds spent since the last lap, by name."""
 
   def __init__(self):
-    import time
+    self.seconds: dict[str, float] = {}
+    self._last = time.perf_counter()
 
-    self._now, self.seconds = time.perf_counter, {}
-    self._last = self._now()
-
-  def lap(self, name):
-    now = self._now()
+  def lap(self, name: str):
+    now = time.perf_counter()
     self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
     self._last = now
 
@@ -286,7 +288,7 @@ def _verify(verify, decode_text, rows, num_samples):
   return correct, shown
 
 
-def _round_metrics(rows: Rows) -> dict[str, jax.Array]:
+def _round_metrics(rows: Rows, num_sources: int) -> dict[str, jax.Array]:
   """Sums over the valid rows and groups of a round; `_merge` divides."""
   valid, ones = rows.valid, jnp.ones(len(rows.valid), jnp.float32)
   args = rows.group, valid
@@ -307,15 +309,27 @@ def _round_metrics(rows: Rows) -> dict[str, jax.Array]:
     "length": length.sum(),
     "length_max": length.max(),
     "truncated": (valid & rows.truncated).sum(),
-    "errors": (valid & (rows.status == 4)).sum(),
+    "errors": (valid & (rows.status == ERROR)).sum(),
+    "source_rows": groups.total(ones, rows.source, valid, num_sources),
+    "source_reward": groups.total(rows.reward, rows.source, valid, num_sources),
   }
 
 
-def _merge(rounds: list[dict[str, Any]]) -> dict[str, float]:
-  total = {k: float(sum(r[k] for r in rounds)) for k in rounds[0]}
+def _merge(rounds: list[dict[str, Any]], sources: Sequence[str]) -> dict[str, float]:
+  total: dict[str, Any] = {
+    k: np.sum([r[k] for r in rounds], axis=0, dtype=np.float64) for k in rounds[0]
+  }
+  by_source = {
+    f"reward/{name}/mean": float(reward / rows)
+    for name, rows, reward in zip(
+      sources, total.pop("source_rows"), total.pop("source_reward"), strict=True
+    )
+    if rows
+  }
+  total = {k: float(v) for k, v in total.items()}
   n, g = max(total["rows"], 1.0), max(total["groups"], 1.0)
   mean = total["reward"] / n
-  return {
+  return by_source | {
     "reward/mean": mean,
     "reward/std": max(total["reward_squared"] / n - mean * mean, 0.0) ** 0.5,
     "group/frac_zero_std": total["zero_std"] / g,

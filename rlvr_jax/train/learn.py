@@ -87,8 +87,18 @@ def loss_and_grads(policy, recipe, params, rows, packed, prepared, knobs, *, lan
   return loss, grads, TokenStats(logprobs=logprobs), seen
 
 
-def make_learn(policy: Policy, recipe: Recipe, optimizer, *, num_rows: int, num_places: int,
-               num_prompts: int, bin_tokens: int = 0, lanes: int = 1, constrain=lambda rows: rows):  # fmt: skip
+def make_learn(
+  policy: Policy,
+  recipe: Recipe,
+  optimizer: optax.GradientTransformation,
+  *,
+  num_rows: int,
+  num_places: int,
+  num_prompts: int,
+  bin_tokens: int = 0,
+  lanes: int = 1,
+  constrain=lambda rows: rows,
+):
   """Builds learn(learner, rows, tally, epoch, key) -> (learner, metrics, booked).
 
   Args:
@@ -140,7 +150,14 @@ def make_learn(policy: Policy, recipe: Recipe, optimizer, *, num_rows: int, num_
     control = jax.tree.map(lambda a, b: jnp.where(last, a, b), control, learner.control)
     _, metrics = recipe.objective.loss(stats, seen, prepared.advantage, knobs)
     metrics = metrics | _mismatch(stats, seen)
-    metrics |= {"policy/loss": loss, "policy/grad_norm": norm, "policy/entropy": entropy}
+    age = jnp.where(rows.loss_mask, learner.step - rows.version, 0)
+    metrics |= {
+      "policy/loss": loss,
+      "policy/grad_norm": norm,
+      "policy/entropy": entropy,
+      "rollout/staleness_mean": masked.mean(age, rows.loss_mask),
+      "rollout/staleness_max": age.max(),
+    }
     learner = Learner(
       params=params,
       opt_state=opt_state,
@@ -154,8 +171,8 @@ def make_learn(policy: Policy, recipe: Recipe, optimizer, *, num_rows: int, num_
 
   def learn(learner, rows, tally, epoch, key):
     prepared = prepare(learner, rows, key)
-    host = jax.device_get((rows.tokens, prepared.wanted, rows.temperature))
-    packed, info = pack.pack(*host, sizes, lanes=lanes)
+    tokens, wanted, temperature = jax.device_get((rows.tokens, prepared.wanted, rows.temperature))
+    packed, info = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
     metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
     for u in range(recipe.updates):
       last = jnp.asarray(u == recipe.updates - 1)

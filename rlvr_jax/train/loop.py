@@ -21,8 +21,16 @@ from rlvr_jax.train.collect import Batch, make_collect
 from rlvr_jax.train.config import Config, to_json
 from rlvr_jax.train.evaluate import make_evaluate
 from rlvr_jax.train.learn import make_learn
-from rlvr_jax.train.metrics import CompileCounter, Progress, Sample, Writers, before_after_table
-from rlvr_jax.train.state import init_state, make_optimizer
+from rlvr_jax.train.metrics import (
+  METRICS_FILE,
+  CompileCounter,
+  Progress,
+  Sample,
+  Writers,
+  before_after_table,
+  read_metrics,
+)
+from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
 
 
 class Interrupted(Exception):
@@ -37,7 +45,7 @@ class Outcome(NamedTuple):
   """What a run leaves behind."""
 
   state: RunState
-  before: dict[str, float]  # evaluation before the first update (empty when resumed past it)
+  before: dict[str, float]  # evaluation before the first update
   after: dict[str, float]  # evaluation after the last
 
 
@@ -95,7 +103,8 @@ def train(
   workdir = Path(workdir)
   started = time.perf_counter()
   prompts = _prompts(tokenizer, task.train, task, config, "training set")
-  optimizer = make_optimizer(config)
+  schedule = make_schedule(config, recipe.updates)
+  optimizer = make_optimizer(config, schedule)
   num_prompts = len(prompts.examples)
   with (
     VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
@@ -117,6 +126,7 @@ def train(
       max_new_tokens=config.max_new_tokens,
       eos_ids=tokenizer.eos_ids,
       constrain=placement.rows,
+      sources=task.sources,
       num_samples=config.num_samples_shown,
     )
     learn = make_learn(
@@ -139,7 +149,7 @@ def train(
       print(f"resumed from step {int(state.learner.step)}")
     start = int(state.learner.step)
     writers.rewind(start)
-    before: dict[str, float] = {}
+    before = _first_evaluation(workdir) if start else {}
     if start > config.steps:
       raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
     bad = 0
@@ -150,7 +160,7 @@ def train(
         if config.eval_every and step % config.eval_every == 0:
           evaluated, state = evaluate(state)
           progress.print(_eval_line(step, evaluated))
-          before = before or evaluated
+          before = evaluated if step == 0 else before
         seconds = {"eval": time.perf_counter() - begin}
         learner, collector, books = state.learner, state.collector, state.ledger
         generated = int(books["generated"].sum())
@@ -172,6 +182,7 @@ def train(
           "time/step_seconds": work,
           "perf/tokens_per_second": generated / work,
           "perf/compilations": compiled.count,
+          "policy/lr": np.asarray(schedule(step * recipe.updates)).item(),
           "train/epoch": int(collector.epoch),
           "train/skipped_steps": int(learner.skipped),
         }
@@ -242,6 +253,14 @@ def _evaluations(config: Config, policy, tokenizer, task: Task, pool, placement:
   return evaluate
 
 
+def _first_evaluation(workdir: Path) -> dict[str, float]:
+  """The evaluation before the first update, from the metrics of a run that is resumed."""
+  path = workdir / METRICS_FILE
+  rows = read_metrics(path) if path.exists() else []
+  first = rows[0] if rows and rows[0]["step"] == 0 else {}
+  return {name: value for name, value in first.items() if name.startswith("eval/")}
+
+
 def _evenly(examples, num: int) -> list[Example]:
   """`num` examples spread over the whole sequence, in order; all if there are fewer."""
   if num >= len(examples):
@@ -256,7 +275,7 @@ def _eval_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def _ledger_metrics(books: ledger.Ledger) -> dict[str, float]:
-  total = ledger.totals(books)
+  total: dict[str, float] = dict(ledger.totals(books))
   discarded = total["rejected"] + total["surplus"]
   return {f"tokens/{k}": v for k, v in total.items()} | {
     "tokens/discarded": discarded,
@@ -279,7 +298,8 @@ def _dump(workdir: Path, step: int, batch: Batch, bad: int) -> str:
   path = workdir / f"bad_batch_{step}.npz"
   rows = jax.device_get(batch.rows)
   fields = {k: v for k, v in vars(rows).items() if k != "extras"} | rows.extras
-  np.savez(path, **{k: np.asarray(v) for k, v in fields.items()})
+  arrays: dict[str, Any] = {k: np.asarray(v) for k, v in fields.items()}
+  np.savez(path, **arrays)
   return (
     f"{bad} updates in a row were not finite; the last batch is in {path}. A lower learning_rate or "
     "max_grad_norm may help, or dtype=float32."
@@ -307,4 +327,3 @@ class _StopSignals:
   def __exit__(self, *_):
     for number, handler in self._old.items():
       signal.signal(number, handler)
-

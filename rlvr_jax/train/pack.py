@@ -6,7 +6,7 @@ walk of a tree; a token is written when the walk first reaches it, and its `stop
 ends, which is all that attention needs to know. Shapes depend on the batch size alone: nothing recompiles.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,7 +119,9 @@ class _Walk:
     inputs = len(tokens) - 1
     known = min(shared, inputs, self.depth)
     # A read is known if both rows agree on the token itself, not only on what comes before it.
-    ask = np.flatnonzero(wanted & ((self.read_at[: len(tokens)] < 0) | (np.arange(len(tokens)) >= shared)))
+    ask = np.flatnonzero(
+      wanted & ((self.read_at[: len(tokens)] < 0) | (np.arange(len(tokens)) >= shared))
+    )
     full = self.used + inputs - known > self.sizes.bin_tokens
     if full or self.reads + len(ask) > self.sizes.bin_reads:
       self._next_bin()
@@ -157,14 +159,15 @@ class _Walk:
   def finish(self) -> Packed:
     self._close(0)
     in_use = np.asarray(self.bin + 1 if self.placed else 0, np.int32)
-    return Packed(
-      tokens=self.tokens,
-      position=self.position,
-      stop=self.stop,
-      source=self.source,
-      target=self.target,
-      temperature=self.temperature,
-      place=self.place,
-      row_bin=self.row_bin,
-      num_bins=in_use,
-    )
+    arrays: dict[str, Any] = {
+      "tokens": self.tokens,
+      "position": self.position,
+      "stop": self.stop,
+      "source": self.source,
+      "target": self.target,
+      "temperature": self.temperature,
+      "place": self.place,
+      "row_bin": self.row_bin,
+      "num_bins": in_use,
+    }
+    return Packed(**arrays)

@@ -6,18 +6,17 @@ import optax
 
 from rlvr_jax.core import ledger
 from rlvr_jax.core.types import Collector, Learner, Recipe, RunState
+from rlvr_jax.train.config import Config
 
 
-def make_optimizer(config) -> optax.GradientTransformation:
-  """AdamW after clipping by the global norm, with warm-up and then the schedule of the config.
+def make_schedule(config: Config, updates: int) -> optax.Schedule:
+  """The learning rate of each optimizer update: warm-up, then what the config says.
 
   Args:
-    config: train.config.Config. The schedule counts optimizer updates; `recipe_args.updates` of them
-      make a step.
+    updates: optimizer updates a step; the config counts steps.
   """
-  updates = config.steps * int(config.recipe_args.get("updates", 1))
-  warmup = config.warmup_steps * int(config.recipe_args.get("updates", 1))
-  rest = max(updates - warmup, 1)
+  warmup = config.warmup_steps * updates
+  rest = max(config.steps * updates - warmup, 1)
   peak = config.learning_rate
   after = {
     "constant": lambda: optax.constant_schedule(peak),
@@ -26,7 +25,11 @@ def make_optimizer(config) -> optax.GradientTransformation:
   }[config.schedule]()
   # Warm-up starts one notch above 0: an update at rate 0 would be a step wasted.
   ramp = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
-  schedule = optax.join_schedules([ramp, after], [warmup]) if warmup else after
+  return optax.join_schedules([ramp, after], [warmup]) if warmup else after
+
+
+def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """AdamW at the schedule's rate, after gradients are clipped by their global norm."""
   return optax.chain(
     optax.clip_by_global_norm(config.max_grad_norm),
     optax.adamw(

@@ -41,9 +41,7 @@ def warm_start(
   places = max(len(prompt) + len(answer) for prompt, answer in demonstrations)
   optimizer = optax.adam(learning_rate)
   supervised = recipe._replace(objective=likelihood(), updates=1)
-  learn = make_learn(
-    policy, supervised, optimizer, num_rows=rows, num_places=places, num_prompts=1
-  )
+  learn = make_learn(policy, supervised, optimizer, num_rows=rows, num_places=places, num_prompts=1)
   learner = Learner(
     params=jax.tree.map(lambda p: jnp.array(p, copy=True), params),
     opt_state=optimizer.init(params),

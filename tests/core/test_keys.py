@@ -78,7 +78,7 @@ def test_uniforms_are_uniform():
   num = 4000
   uid = keys.row_uids(KEY, 0, jnp.arange(num), jnp.zeros(num, jnp.int32))
   u = np.asarray(keys.token_uniforms(uid, jnp.full(num, 9)))
-  assert u.shape == (num, 2) and 0 <= u.min() and u.max() < 1
+  assert u.shape == (num, 2) and u.min() >= 0 and u.max() < 1
   shares = np.stack([np.histogram(c, 10, (0, 1))[0] for c in u.T]) / num
   np.testing.assert_allclose(shares, 0.1, atol=5 * (0.09 / num) ** 0.5)
   assert np.corrcoef(u.T)[0, 1] == pytest.approx(0, abs=5 / num**0.5)

@@ -53,7 +53,13 @@ def test_balance_is_zero_when_every_token_is_disposed_of_once():
     assert ledger.balance(wrong).tolist() == [0, -1, 0]
   assert ledger.balance(ledger.book(right, {"reused": [1, 0]})).tolist() == [1, 0, 0]
   # Prompts, evaluation and the learner's work are no responses of this ledger.
-  other = {"prefilled": [7, 7], "verified": [7, 7], "trained": [7, 7], "computed": 7, "evaluated": 7}
+  other = {
+    "prefilled": [7, 7],
+    "verified": [7, 7],
+    "trained": [7, 7],
+    "computed": 7,
+    "evaluated": 7,
+  }
   assert ledger.balance(ledger.book(right, other)).tolist() == [0, 0, 0]
 
 

@@ -27,7 +27,9 @@ def test_spec(axes, expect):
   assert sharding.spec(axes, RULES) == expect
 
 
-@pytest.mark.parametrize("axes", [("rows", "embed"), ("embed", "vocab"), ("vocab", "mlp"), ("mlp", "mlp")])
+@pytest.mark.parametrize(
+  "axes", [("rows", "embed"), ("embed", "vocab"), ("vocab", "mlp"), ("mlp", "mlp")]
+)
 def test_a_mesh_axis_may_shard_one_dimension_only(axes):
   with pytest.raises(ValueError, match=f"would shard both '{axes[0]}' and '{axes[1]}'"):
     sharding.spec(axes, RULES)
@@ -42,7 +44,9 @@ def test_shardings_go_through_a_tree():
   axes = {"a": ("embed", "mlp"), "b": [("rows",), ()]}
   out = sharding.shardings(axes, MESH, RULES)
   expect = {"a": P("data", "model"), "b": [P("data"), P()]}
-  assert out == jax.tree.map(lambda s: NamedSharding(MESH, s), expect, is_leaf=lambda x: isinstance(x, P))
+  assert out == jax.tree.map(
+    lambda s: NamedSharding(MESH, s), expect, is_leaf=lambda x: isinstance(x, P)
+  )
 
 
 def test_rows_are_sharded_along_their_first_axis():

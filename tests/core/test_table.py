@@ -53,7 +53,9 @@ def test_build():
 
 
 def test_T8_unknown_arguments_raise():
-  with pytest.raises(ValueError, match="unknown argument of thing 'plain' 'widht'; did you mean width"):
+  with pytest.raises(
+    ValueError, match="unknown argument of thing 'plain' 'widht'; did you mean width"
+  ):
     table.build("thing", "plain", THINGS, {"widht": 5})
   with pytest.raises(ValueError, match="thing 'outer': .*unexpected keyword argument 'widht'"):
     table.build("thing", "outer", THINGS, {"widht": 5})

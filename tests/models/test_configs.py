@@ -85,17 +85,14 @@ def test_from_hf_old_and_new_rope_keys():
 def test_from_hf_gemma3_takes_the_text_part_and_its_pattern():
   text = {
     "model_type": "gemma3_text",
-    "vocab_size": 262208,
     "hidden_size": 2560,
     "intermediate_size": 10240,
     "num_hidden_layers": 34,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
     "sliding_window": 1024,
     "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
   }
   config = from_hf({"model_type": "gemma3", "text_config": text})
+  assert (config.vocab_size, config.num_heads, config.num_kv_heads) == (262_208, 8, 4)
   assert config.sliding[:7] == (True,) * 5 + (False, True)
   assert config.rope_local_theta == 1e4 and config.rope_theta == 1e6
   assert config.rope_scaling.factor == 8.0 and config.sliding_window == 1024

@@ -12,7 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from rlvr_jax.models.tokenizer import ChatTokenizer, from_folder, from_gguf
 
 TEXTS = [
-  "hello world", "", " ", "  leading", "12345", "3 + 4 = 7", "x = 1.5e-3;", "a\n\n\tb", "naïve café",
+  "hello world", "", " ", "  leading", "12345", "3 + 4 = 7", "x = 1.5e-3;", "a\n\n\tb",
+  "naïve café",
   "日本語 🎉", "don't we'LL", "def f(x):\n    return x**2\n", "<|im_start|>user\nhi<|im_end|>\n",
   "\\boxed{42}",
 ]  # fmt: skip
@@ -25,11 +26,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 def _bytes_tokenizer(special=("<s>", "</s>", "<|im_start|>", "<|im_end|>"), adds_bos=False):
   """One id a byte, after the special ones: "a" is number of specials + its rank among bytes."""
-  backend = tokenizers.Tokenizer(models.BPE())
-  backend.add_special_tokens(list(special))
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  vocab = {**{t: i for i, t in enumerate(special)}}
-  vocab |= {c: len(special) + i for i, c in enumerate(alphabet)}
+  vocab = {token: i for i, token in enumerate([*special, *alphabet])}
   backend = tokenizers.Tokenizer(models.BPE(vocab, []))
   backend.add_special_tokens(list(special))
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +48,8 @@ def _folder(tmp_path, backend, config, **files):
 
 
 def _transformers():
-  return pytest.importorskip("transformers", reason="needs the parity extra: pip install -e .[parity]")
+  reason = "needs the parity extra: pip install -e .[parity]"
+  return pytest.importorskip("transformers", reason=reason)
 
 
 def _their_chat(tokenizer, messages):
@@ -58,7 +57,7 @@ def _their_chat(tokenizer, messages):
   return ids if isinstance(ids, list) else ids["input_ids"]
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # Folders
 
 
@@ -91,8 +90,8 @@ def test_eos_and_pad(tmp_path):
   assert ours.eos_ids == (1, 2, 3)  # </s>, then what was listed, then <|im_end|>
   assert ours.pad_id == 1 and ours.bos_id == 0
   assert ours.vocab_size == 4 + 256
-  plain = _folder(tmp_path, _bytes_tokenizer(("<s>", "</s>", "<pad>")), {**SPECIAL, "pad_token": "<pad>"},
-                  generation_config__json='{"eos_token_id": 1}')  # fmt: skip
+  backend, config = _bytes_tokenizer(("<s>", "</s>", "<pad>")), {**SPECIAL, "pad_token": "<pad>"}
+  plain = _folder(tmp_path, backend, config, generation_config__json='{"eos_token_id": 1}')
   assert plain.eos_ids == (1,) and plain.pad_id == 2
 
 
@@ -103,7 +102,8 @@ def test_special_tokens_are_left_out_of_decoded_text(tmp_path):
 
 def test_template_sources(tmp_path):
   named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-  assert _folder(tmp_path, _bytes_tokenizer(), {**SPECIAL, "chat_template": named}).render(HI) == "yes"
+  several = _folder(tmp_path, _bytes_tokenizer(), {**SPECIAL, "chat_template": named})
+  assert several.render(HI) == "yes"
   file = _folder(
     tmp_path, _bytes_tokenizer(), {**SPECIAL, "chat_template": "no"}, chat_template__jinja="file"
   )
@@ -160,7 +160,7 @@ def test_saved_folder_equals_transformers(tmp_path):
   assert (ours.bos_id, ours.pad_id) == (theirs.bos_token_id, theirs.pad_token_id)
 
 
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # GGUF
 
 

@@ -240,6 +240,8 @@ def test_compile_counter_counts_programs_not_calls():
     first = counter.count
     add(x)
     assert counter.count == first == 1
+    jax.jit(lambda x: x + 5).lower(x)  # traced only
+    assert counter.count == 1
     add(longer)
     assert counter.count == 2
   add(jnp.ones(5))

@@ -1,0 +1,77 @@
+"""What every belief and every acquisition must do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlvr_jax import posterior as package
+from rlvr_jax.core.types import BeliefModel, Tally
+from rlvr_jax.posterior import acquisition
+from rlvr_jax.posterior.beta import beta
+from tests import toy
+
+VARIANTS = {"beta": [{"prior": 0.5, "keep": 0.9}]}
+BELIEFS = toy.factories(*(m for m in toy.modules(package) if m is not acquisition), variants=VARIANTS)
+ACQUISITIONS = toy.factories(acquisition)
+M = 5
+ALL = jnp.arange(M)
+
+
+def tally(trials, successes):
+  drawn = jnp.array(trials, jnp.int32)
+  return Tally(jnp.array(trials, jnp.float32), jnp.array(successes, jnp.float32), drawn, 3 * drawn)
+
+
+@pytest.fixture(params=BELIEFS)
+def model(request) -> BeliefModel:
+  return request.param()
+
+
+def test_the_state_keeps_its_type(model):
+  state = model.init(M)
+  update = jax.jit(model.update)
+  for _ in range(2):
+    new = update(state, tally([4, 0, 2, 8, 1], [4, 0, 1, 0, 1]))
+    assert toy.kinds(new) == toy.kinds(state)
+    state = new
+
+
+def test_beliefs_are_means_and_variances_of_a_rate(model):
+  state = model.init(M)
+  for _ in range(3):
+    state = model.update(state, tally([4, 0, 2, 8, 1], [4, 0, 1, 0, 1]))
+  belief = model.belief(state, ALL)
+  for x in (belief.mean, belief.variance, belief.evidence):
+    assert x.shape == (M,) and x.dtype == jnp.float32 and np.isfinite(x).all()
+  assert (0 <= belief.mean).all() and (belief.mean <= 1).all() and (belief.evidence >= 0).all()
+  # No law on [0, 1] spreads further than this.
+  assert (belief.variance >= 0).all()
+  assert (belief.variance <= belief.mean * (1 - belief.mean) + 1e-6).all()
+
+
+def test_verdicts_move_the_belief_of_their_own_prompt_only(model):
+  before = model.init(M)
+  state = model.update(before, tally([8, 0, 8, 0, 0], [8, 0, 0, 0, 0]))
+  old, new = model.belief(before, ALL), model.belief(state, ALL)
+  assert new.mean[0] > old.mean[0] and new.mean[2] < old.mean[2]
+  assert (new.evidence[jnp.array([0, 2])] > old.evidence[jnp.array([0, 2])]).all()
+  for i in (1, 3, 4):
+    assert new.mean[i] == old.mean[i] and new.evidence[i] == old.evidence[i]
+
+
+def test_beliefs_are_gathered_by_id(model):
+  state = model.update(model.init(M), tally([4, 0, 2, 8, 1], [4, 0, 1, 0, 1]))
+  i = jnp.array([3, 0, 3])
+  whole = model.belief(state, ALL)
+  jax.tree.map(np.testing.assert_array_equal, model.belief(state, i), toy.take(whole, i))
+
+
+@pytest.mark.parametrize("acquire", ACQUISITIONS)
+def test_scores(acquire):
+  scored = acquisition.scored(beta(), acquire())
+  state = scored.update(scored.init(M), tally([4, 0, 2, 8, 1], [4, 0, 1, 0, 1]))
+  score = jax.jit(scored.score)
+  out = score(state, jax.random.key(0), ALL, {})
+  assert out.shape == (M,) and out.dtype == jnp.float32 and np.isfinite(out).all()
+  np.testing.assert_array_equal(out, score(state, jax.random.key(0), ALL, {}))

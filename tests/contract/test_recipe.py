@@ -1,0 +1,118 @@
+"""What every recipe must do, in whole steps on a toy policy."""
+
+import functools
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from rlvr_jax.core import ledger, table
+from rlvr_jax.core.types import Recipe
+from rlvr_jax.recipes import RECIPES
+from rlvr_jax.train import metrics as names
+from tests import toy, toy_run
+
+recipes = pytest.mark.parametrize("name", RECIPES)
+build = lambda name, **args: table.build("recipe", name, RECIPES, args)
+
+
+@functools.cache
+def trained(name):
+  return toy_run.run(build(name), 40)
+
+
+@recipes
+def test_builds_with_its_defaults(name):
+  recipe = build(name)
+  assert isinstance(recipe, Recipe)
+  assert recipe.refill.rounds >= 1 and recipe.updates >= 1
+  assert {"temperature"} <= set(recipe.control.value(recipe.control.init(3)))
+
+
+@recipes
+def test_changes_what_its_header_says(name):
+  module = importlib.import_module(RECIPES[name].partition(":")[0])
+  title, identifier = module.PAPER
+  assert title and identifier and module.STAGES
+  assert set(module.CHANGES) <= set(Recipe._fields)
+
+
+@recipes
+def test_T8_unknown_arguments_raise(name):
+  with pytest.raises(ValueError, match="clip_hihg"):
+    build(name, clip_hihg=0.3)
+
+
+@recipes
+def test_every_token_is_accounted_for(name):
+  run = trained(name)
+  for step in run.steps:
+    assert not ledger.balance(step.ledger).any()
+  # A recipe that makes nothing would pass everything else.
+  for entry in ("prefilled", "generated", "verified", "batched", "trained", "computed"):
+    assert sum(toy_run.booked(run, entry)) > 0, entry
+  totals = ledger.totals(run.end.ledger)
+  assert totals["verified"] == totals["generated"]
+  assert totals["trained"] <= totals["batched"] * build(name).updates
+  drawn = sum(int(s.tally.tokens.sum()) for s in run.steps)
+  assert drawn == totals["generated"]
+
+
+@recipes
+def test_batches(name):
+  seen = set()
+  for number, step in enumerate(trained(name).steps):
+    rows = step.rows
+    valid = rows.valid
+    uids = [tuple(u) for u in rows.uid[valid].tolist()]
+    assert len(set(uids)) == len(uids) and not seen & set(uids)
+    seen |= set(uids)
+    assert (rows.version[rows.response_mask] == number).all()
+    for g in set(rows.group[valid].tolist()):
+      mine = valid & (rows.group == g)
+      assert len(set(rows.prompt_id[mine].tolist())) == 1
+      # Stamped before anything was dropped.
+      assert (rows.trials[mine] >= mine.sum()).all()
+      assert (rows.successes[mine] >= rows.correct[mine].sum()).all()
+      # The sampler drew no prompt twice in one step: its rows are one group.
+      assert not (rows.prompt_id[valid & (rows.group != g)] == rows.prompt_id[mine][0]).any()
+
+
+@recipes
+def test_types_stay_and_nothing_compiles_after_the_first_steps(name):
+  run = trained(name)
+  assert toy.kinds(run.start.learner) == toy.kinds(run.end.learner)
+  assert toy.kinds(run.start.collector) == toy.kinds(run.end.collector)
+  assert len({s.compiled for s in run.steps[2:]}) == 1, [s.compiled for s in run.steps]
+
+
+@recipes
+def test_T12_before_the_first_update_sampler_and_learner_agree(name):
+  for step in trained(name).steps:
+    assert step.metrics["mismatch/logp_diff_max"] < 1e-5
+    if build(name).updates == 1:
+      assert step.metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-5)
+      assert step.metrics["policy/clip_frac_high"] == step.metrics["policy/clip_frac_low"] == 0
+
+
+@recipes
+def test_metrics_are_declared_and_finite(name):
+  for step in trained(name).steps:
+    for metric, value in step.metrics.items():
+      if metric != "finite":
+        names.find(metric)
+      assert np.isfinite(value), metric
+
+
+@recipes
+def test_learns(name):
+  reward = [s.metrics["reward/mean"] for s in trained(name).steps]
+  assert np.mean(reward[-5:]) > np.mean(reward[:5]) + 0.3, reward
+
+
+@recipes
+def test_T31_a_run_is_a_function_of_its_seed(name):
+  a, b, c = (toy_run.run(build(name), 2, seed=s) for s in (5, 5, 6))
+  jax.tree.map(np.testing.assert_array_equal, a.end, b.end)
+  assert (a.steps[0].rows.uid != c.steps[0].rows.uid).any()

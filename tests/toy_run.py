@@ -1,0 +1,85 @@
+"""Whole training steps on the toy policy: collect and learn, without files, tokenizer or processes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rlvr_jax.core import ledger
+from rlvr_jax.core.types import PromptTable, Recipe, RunState, Verdict
+from rlvr_jax.train.collect import make_collect
+from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train.metrics import CompileCounter
+from rlvr_jax.train.state import init_state
+from tests import toy
+
+VOCAB, END, NUM_PROMPTS, PROMPTS, BUDGET, NEW = 4, 3, 6, 3, 12, 3
+
+
+class Step(NamedTuple):
+  """One step of a run, on the host."""
+
+  rows: Any
+  tally: Any
+  metrics: dict
+  ledger: ledger.Ledger  # after the step
+  compiled: int  # programs compiled so far
+
+
+class Run(NamedTuple):
+  start: RunState
+  end: RunState
+  steps: list[Step]
+
+
+def starts_with_zero(prompt_ids, texts):
+  """Right: the first token of the response is 0."""
+  return [Verdict(float(text.startswith("0"))) for text in texts]
+
+
+def alternates(prompt_ids, texts):
+  """Every other response is right, whatever it says: no group is all right or all wrong."""
+  return [Verdict(float(i % 2)) for i in range(len(texts))]
+
+
+def always_wrong(prompt_ids, texts):
+  return [Verdict(0.0) for _ in texts]
+
+
+def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=0) -> Run:
+  """Trains `table_policy` on six prompts: three prompts and twelve rows a round."""
+  policy = toy.table_policy(VOCAB, 2 + NEW)
+  table = PromptTable(
+    tokens=jnp.array([[a, b] for a in range(3) for b in range(2)], jnp.int32),
+    length=jnp.array([2, 2, 1, 2, 2, 1], jnp.int32),
+    source=jnp.zeros(NUM_PROMPTS, jnp.int32),
+  )
+  optimizer = optax.adam(rate)
+  sizes = {"num_prompts": NUM_PROMPTS}
+  collect = make_collect(
+    policy, recipe, table, verify, lambda ids: "".join(map(str, ids)),
+    sources=("toy",), prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=[END],
+  )  # fmt: skip
+  learn = make_learn(policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places, **sizes)
+  state = init_state(recipe, optimizer, policy.init(jax.random.key(seed)), seed=seed, **sizes)
+  start, out = jax.device_get(state), []
+  with CompileCounter() as compiled:
+    for _ in range(steps):
+      learner, collector, books = state.learner, state.collector, state.ledger
+      collector, batch, books, _ = collect(
+        learner.params, learner.step, learner.control, collector, books
+      )
+      key = jax.random.wrap_key_data(collector.key)
+      learner, learned, booked = learn(learner, batch.rows, batch.tally, collector.epoch, key)
+      books = ledger.book(books, booked)
+      state = RunState(learner, collector, books)
+      rows, tally = jax.device_get((batch.rows, batch.tally))
+      out.append(Step(rows, tally, batch.metrics | learned, books, compiled.count))
+  return Run(start, jax.device_get(state), out)
+
+
+def booked(run: Run, entry: str) -> list[int]:
+  """Tokens of a ledger entry in each step."""
+  return np.diff([0, *(ledger.totals(s.ledger)[entry] for s in run.steps)]).tolist()
