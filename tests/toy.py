@@ -131,8 +131,8 @@ def table_policy(vocab: int, places: int) -> Policy:
     return params["table"][at], view
 
   def init_cache(num_rows, num_places):
-    empty = jnp.zeros((num_rows, num_places, 1, 1), jnp.float32)
-    return KVCache(k=(empty,), v=(empty,))
+    k = jnp.zeros((num_rows, 1, 1, num_places), jnp.float32)
+    return KVCache(k=(k,), v=(k.reshape(num_rows, 1, num_places, 1),))
 
   return Policy(
     init=init,

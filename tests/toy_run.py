@@ -62,7 +62,9 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
     policy, recipe, table, verify, lambda ids: "".join(map(str, ids)),
     sources=("toy",), prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=[END],
   )  # fmt: skip
-  learn = make_learn(policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places, **sizes)
+  learn = make_learn(
+    policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places, **sizes
+  )
   state = init_state(recipe, optimizer, policy.init(jax.random.key(seed)), seed=seed, **sizes)
   start, out = jax.device_get(state), []
   with CompileCounter() as compiled:

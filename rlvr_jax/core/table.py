@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -36,17 +37,21 @@ def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     raise ValueError(f"{kind} {name!r}: cannot load {target!r}: {error}") from error
 
 
-def build(kind: str, name: str, table: Mapping[str, str], args: Mapping[str, Any], **given: Any):
-  """Calls the factory behind a name; an unknown argument is an error that lists the close ones."""
+def build(kind: str, name: str, table: Mapping[str, str], args: Mapping[str, Any]) -> Any:
+  """What the factory behind a name returns.
+
+  Raises:
+    ValueError: for an unknown name, or an argument the factory does not take (with the close ones). A
+      factory may hand its **options on to another one of the table.
+  """
   factory: Callable = resolve(kind, name, table)
-  accepted = inspect.signature(factory).parameters
-  if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-    for arg in args:
-      if arg not in accepted:
-        raise unknown(f"argument of {kind} {name!r}", arg, set(accepted) - set(given))
+  accepted = set(inspect.signature(factory).parameters)
   try:
-    return factory(**args, **given)
-  except TypeError as error:  # from a factory that hands its options on to another
-    if "unexpected keyword argument" not in str(error):
+    return factory(**args)
+  except TypeError as error:
+    refused = re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if refused is None:
       raise
-    raise ValueError(f"{kind} {name!r}: {error}") from error
+    if refused[1] in table:
+      accepted |= set(inspect.signature(resolve(kind, refused[1], table)).parameters)
+    raise unknown(f"argument of {kind} {name!r}", refused[2], accepted - {"options"}) from error

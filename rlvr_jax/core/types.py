@@ -114,15 +114,17 @@ class Packed(flax.struct.PyTreeNode):
 class KVCache(flax.struct.PyTreeNode):
   """Keys and values of S rows; place c of a row holds position c.
 
-  One leaf a layer, not one stacked array: a stacked one is copied at each update.
+  Keys lie [D,C] and values [C,D], as the two products of a decoding step want them: with both as
+  [C,K,D] XLA transposes the cache at every step, and attention is ten times slower on a CPU. One
+  leaf a layer, not one stacked array: a stacked one is copied at each update.
   """
 
-  k: tuple[Array, ...]  # L arrays [S,C,K,D]
-  v: tuple[Array, ...]  # L arrays [S,C,K,D]
+  k: tuple[Array, ...]  # L arrays [S,K,D,C]
+  v: tuple[Array, ...]  # L arrays [S,K,C,D]
 
   @property
   def places(self) -> int:
-    return self.k[0].shape[1]
+    return self.v[0].shape[2]
 
 
 class Spans(flax.struct.PyTreeNode):

@@ -179,11 +179,15 @@ def _admit(prompts, state):
   fill = jnp.where(take, start, state.fill)
   places = prompts.places
 
-  def copy(own, prompt):
-    block = jnp.where(take[:, None, None, None], prompt[context], own[:, :places])
-    return own.at[:, :places].set(block)
+  def copy(own, prompt, axis):
+    old = jax.lax.slice_in_dim(own, 0, places, axis=axis)
+    block = jnp.where(take[:, None, None, None], prompt[context], old)
+    return jax.lax.dynamic_update_slice_in_dim(own, block, 0, axis)
 
-  cache = jax.tree.map(copy, state.cache, prompts)
+  cache = KVCache(
+    k=tuple(copy(own, prompt, 3) for own, prompt in zip(state.cache.k, prompts.k, strict=True)),
+    v=tuple(copy(own, prompt, 2) for own, prompt in zip(state.cache.v, prompts.v, strict=True)),
+  )
   head = state.head + take.sum().astype(jnp.int32)
   return state.replace(slot_row=row.astype(jnp.int32), fill=fill, cache=cache, head=head)
 

@@ -96,25 +96,37 @@ def truncate(z, rule: Truncation | None):
   return z
 
 
+def _masses(z):
+  """Largest logit [S,1], and exp(z - largest) [S,V]. Written once, so that XLA computes it once."""
+  top = jax.lax.stop_gradient(z.max(1, keepdims=True))
+  return top, jnp.exp(z - top)
+
+
+def log_normaliser(z):
+  """float32 [S]: log of the sum of exp(z [S,V]); not finite if any logit is NaN or +inf."""
+  top, mass = _masses(z)
+  return jnp.log(mass.sum(1)) + top[:, 0]
+
+
 def logprob(z, token):
   """float32 [S]: log-softmax of z [S,V] at token [S]."""
-  return jnp.take_along_axis(z, token[:, None], 1)[:, 0] - jax.nn.logsumexp(z, axis=1)
+  return jnp.take_along_axis(z, token[:, None], 1)[:, 0] - log_normaliser(z)
 
 
 def entropy(z):
   """float32 [S]: entropy of softmax(z [S,V]) in nats."""
-  top = z.max(1, keepdims=True)
-  mass = jnp.exp(z - top)
+  top, mass = _masses(z)
   total = mass.sum(1)
   return jnp.log(total) - (mass * (z - top)).sum(1) / total
 
 
 def _invert(mass, u):
-  """int32 [S]: first index at which the running sum of mass [S,C] passes u * total."""
+  """int32 [S]: first index at which the running sum of mass [S,C] passes u * total; its mass is not 0."""
   running = jnp.cumsum(mass, axis=1)
-  index = (running <= u[:, None] * running[:, -1:]).sum(1)
-  # u * total can round up to total; then no index passes it.
-  return jnp.where(index < mass.shape[1], index, jnp.argmax(mass, axis=1)).astype(jnp.int32)
+  total = running[:, -1]
+  aim = jnp.minimum(u * total, jnp.nextafter(total, 0.0))  # u * total may round up to total
+  index = (running <= aim[:, None]).sum(1)
+  return jnp.minimum(index, mass.shape[1] - 1).astype(jnp.int32)
 
 
 def draw(uid, position, z):
@@ -126,7 +138,7 @@ def draw(uid, position, z):
   """
   rows, vocab = z.shape
   u = keys.token_uniforms(uid, position)
-  mass = jnp.exp(z - z.max(1, keepdims=True))
+  _, mass = _masses(z)
   mass = jnp.pad(mass, ((0, 0), (0, -vocab % BLOCK))).reshape(rows, -1, BLOCK)
   block = _invert(mass.sum(2), u[:, 0])
   inside = jnp.take_along_axis(mass, block[:, None, None], 1)[:, 0]

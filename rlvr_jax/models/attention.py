@@ -45,34 +45,48 @@ def attend(
   Returns:
     y [N,T,H*D] in the dtype of q, and the view with the layer's keys and values written.
   """
+  rows, length, heads, size = q.shape
+  groups = heads // k.shape[2]
+  q = q.reshape(rows, length, k.shape[2], groups, size)
   if isinstance(view, KVCache):
-    row = jnp.arange(q.shape[0])[:, None]
-    place = jnp.where(valid, positions, view.places)
-    k = view.k[layer].at[row, place].set(k.astype(view.k[layer].dtype), mode="drop")
-    v = view.v[layer].at[row, place].set(v.astype(view.v[layer].dtype), mode="drop")
-    view = KVCache(
-      k=(*view.k[:layer], k, *view.k[layer + 1 :]), v=(*view.v[:layer], v, *view.v[layer + 1 :])
-    )
-    back = positions[:, :, None] - places(k)[:, None, :]
+    view = _write(view, layer, k, v, jnp.where(valid, positions, view.places))
+    back = positions[:, :, None] - jnp.arange(view.places, dtype=jnp.int32)[None, None]
     sees = back >= 0
+    k, v = view.k[layer], view.v[layer]
   elif isinstance(view, Spans):
     own = places(q)
     sees = (own[:, None, :] <= own[:, :, None]) & (own[:, :, None] < view.stop[:, None, :])
     back = positions[:, :, None] - positions[:, None, :]
+    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
   else:
     raise TypeError(f"attend knows KVCache and Spans, not {type(view).__name__}")
   if window is not None:
     sees &= back < window
-  return _attend(q, k, v, sees, scale, softcap), view
+  y = _attend(q, k, v, sees, scale, softcap)
+  return y.reshape(rows, length, heads * size).astype(q.dtype), view
+
+
+def _write(cache: KVCache, layer: int, k: Array, v: Array, place: Array) -> KVCache:
+  """The cache with k and v [N,T,K,D] at place [N,T]; places beyond the cache are dropped."""
+  row, head = jnp.arange(k.shape[0])[:, None, None], jnp.arange(k.shape[2])[None, None]
+  at = place[:, :, None]
+  new_k = cache.k[layer].at[row, head, :, at].set(k.astype(cache.k[layer].dtype), mode="drop")
+  new_v = cache.v[layer].at[row, head, at].set(v.astype(cache.v[layer].dtype), mode="drop")
+  return KVCache(
+    k=(*cache.k[:layer], new_k, *cache.k[layer + 1 :]),
+    v=(*cache.v[:layer], new_v, *cache.v[layer + 1 :]),
+  )
 
 
 def _attend(q: Array, k: Array, v: Array, sees: Array, scale: float, softcap: float | None):
-  """q [N,T,H,D], k and v [N,C,K,D], sees [N,T,C] -> [N,T,H*D]. Softmax in float32."""
-  rows, length, heads, size = q.shape
-  q = q.reshape(rows, length, k.shape[2], heads // k.shape[2], size)
-  scores = jnp.einsum("ntkgd,nckd->nkgtc", q, k, preferred_element_type=jnp.float32) * scale
+  """q [N,T,K,G,D], k [N,K,D,C], v [N,K,C,D], sees [N,T,C] -> [N,T,K,G,D]. Softmax in float32."""
+  rows, length, kv_heads, groups, size = q.shape
+  flat = q.transpose(0, 2, 3, 1, 4).reshape(rows, kv_heads, groups * length, size)
+  scores = jnp.matmul(flat, k, preferred_element_type=jnp.float32) * scale
   if softcap is not None:
     scores = softcap * jnp.tanh(scores / softcap)
+  scores = scores.reshape(rows, kv_heads, groups, length, -1)
   weights = jax.nn.softmax(jnp.where(sees[:, None, None], scores, HIDDEN), axis=-1)
-  y = jnp.einsum("nkgtc,nckd->ntkgd", weights.astype(v.dtype), v)
-  return y.reshape(rows, length, heads * size).astype(q.dtype)
+  weights = weights.astype(v.dtype).reshape(rows, kv_heads, groups * length, -1)
+  y = jnp.matmul(weights, v).reshape(rows, kv_heads, groups, length, size)
+  return y.transpose(0, 3, 1, 2, 4)

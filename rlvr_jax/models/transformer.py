@@ -67,11 +67,12 @@ def decoder(config: ModelConfig) -> Policy:
     return y
 
   def init_cache(rows: int, places: int) -> KVCache:
-    shape = (rows, places, config.num_kv_heads, config.head_dim)
+    k = (rows, config.num_kv_heads, config.head_dim, places)
+    v = (rows, config.num_kv_heads, places, config.head_dim)
     layers = range(config.num_layers)
     return KVCache(
-      k=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
-      v=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+      k=tuple(jnp.zeros(k, config.dtype) for _ in layers),
+      v=tuple(jnp.zeros(v, config.dtype) for _ in layers),
     )
 
   shapes = jax.eval_shape(init, jax.random.key(0))

@@ -23,8 +23,11 @@ class Checkpointer:
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, create=True, enable_async_checkpointing=False
     )
+    # Without the handler, a manager that has saved nothing itself cannot read what there is.
     self._manager = ocp.CheckpointManager(
-      (Path(workdir) / "checkpoints").absolute(), options=options
+      (Path(workdir) / "checkpoints").absolute(),
+      options=options,
+      item_handlers=ocp.StandardCheckpointHandler(),
     )
 
   def latest(self) -> int | None:

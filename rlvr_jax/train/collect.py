@@ -26,6 +26,7 @@ from rlvr_jax.core.types import (
   Recipe,
   Round,
   Rows,
+  Selection,
   Tally,
   Verdict,
 )
@@ -115,12 +116,14 @@ def make_collect(
     score = recipe.posterior.score(collector.posterior, keys.stream(key, "score"), ids, knobs)
     candidates = Candidates(ids, score, table.source, taken, collector.visited)
     pick = lambda c: recipe.select(keys.stream(key, "select"), c, prompts, knobs)
-    chosen = pick(candidates)
-    # The epoch has run out: the next one begins, without the prompts this step already has.
-    ended = ~chosen.valid.all() & collector.visited.any()
-    again = lambda: pick(candidates.replace(visited=taken))
-    chosen = jax.lax.cond(ended, again, lambda: chosen)
-    visited = jnp.where(ended, taken, collector.visited) | chosen.consumed
+    old = pick(candidates)
+    # The epoch has run out: its last prompts come first, and the next epoch fills the round.
+    ended = ~old.valid.all() & collector.visited.any()
+    also = taken.at[old.index].max(old.valid)
+    again = lambda: pick(candidates.replace(taken=also, visited=jnp.zeros_like(taken)))
+    filled = _fill(old, jax.lax.cond(ended, again, lambda: old))
+    chosen = jax.tree.map(lambda a, b: jnp.where(ended, a, b), filled, old)
+    visited = chosen.consumed | (collector.visited & ~ended)
     i = chosen.index
     belief = recipe.posterior.belief(collector.posterior, i)
     these = Prompts(
@@ -259,6 +262,16 @@ def make_collect(
   }
   collect.num_places = num_places
   return collect
+
+
+def _fill(first: Selection, second: Selection) -> Selection:
+  """`first` with its empty places filled from `second`, in order; consumed is of `second` alone."""
+  empty = ~first.valid
+  place = jnp.cumsum(empty) - 1
+  index = jnp.where(empty, second.index[place], first.index)
+  spare = second.valid & (jnp.arange(len(empty)) >= empty.sum())
+  unused = jnp.zeros(second.consumed.shape, bool).at[second.index].max(spare)
+  return Selection(index, first.valid | second.valid[place], second.consumed & ~unused)
 
 
 class _Clock:

@@ -134,7 +134,7 @@ def make_learn(
     loss, grads, stats, seen = loss_and_grads(
       policy, recipe, learner.params, rows, packed, prepared, knobs, lanes=lanes
     )
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     params, opt_state = _apply(optimizer, grads, learner, finite)
     entropy = masked.mean(rows.entropy, rows.loss_mask)

@@ -33,7 +33,9 @@ def test_allocations(factory, budget):
     i = jnp.arange(B, dtype=jnp.int32)
     rate = jnp.array(mean, jnp.float32)
     belief = Belief(mean=rate, variance=rate * (1 - rate) / 3, evidence=jnp.full(B, 2.0))
-    prompts = Prompts(i, i[:, None], i + 1, i, jnp.array(score, jnp.float32), belief, jnp.array(valid))
+    prompts = Prompts(
+      i, i[:, None], i + 1, i, jnp.array(score, jnp.float32), belief, jnp.array(valid)
+    )
     rows = rows_lib.blank(sum(plan), 2)
     state, offset, spent = allocator.init(prompts, {}), 0, 0
     for wave, width in enumerate(plan):

@@ -9,7 +9,9 @@ from rlvr_jax import control as package
 from rlvr_jax.core.types import Feedback, Tally
 from tests import toy
 
-FACTORIES = toy.factories(*toy.modules(package), variants={"constant": [{"temperature": 1, "beta": 0.5}]})
+FACTORIES = toy.factories(
+  *toy.modules(package), variants={"constant": [{"temperature": 1, "beta": 0.5}]}
+)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)

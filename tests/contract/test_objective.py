@@ -12,7 +12,9 @@ from rlvr_jax.train import metrics as names
 from tests import toy
 
 VARIANTS = {"clipped": [{"low": 0.2, "high": 0.28}, {"low": 0.0, "high": 0.0}]}
-OBJECTIVES = toy.factories(*(m for m in toy.modules(package) if m is not aggregate), variants=VARIANTS)
+OBJECTIVES = toy.factories(
+  *(m for m in toy.modules(package) if m is not aggregate), variants=VARIANTS
+)
 AGGREGATES = toy.factories(aggregate)
 
 
@@ -95,7 +97,8 @@ def test_aggregates_add_up_over_any_split(factory, seed):
     assert x.shape == () and x.dtype == jnp.float32 and np.isfinite(x)
   here = np.arange(8) < 3
   parts = [
-    combine(loss, weight, rows.replace(valid=rows.valid & jnp.array(side))) for side in (here, ~here)
+    combine(loss, weight, rows.replace(valid=rows.valid & jnp.array(side)))
+    for side in (here, ~here)
   ]
   # This is what lets the learner go bin by bin: one denominator for all of them.
   assert float(sum(p[0] for p in parts)) == pytest.approx(float(numerator), rel=1e-5)

@@ -12,7 +12,9 @@ from rlvr_jax.posterior.beta import beta
 from tests import toy
 
 VARIANTS = {"beta": [{"prior": 0.5, "keep": 0.9}]}
-BELIEFS = toy.factories(*(m for m in toy.modules(package) if m is not acquisition), variants=VARIANTS)
+BELIEFS = toy.factories(
+  *(m for m in toy.modules(package) if m is not acquisition), variants=VARIANTS
+)
 ACQUISITIONS = toy.factories(acquisition)
 M = 5
 ALL = jnp.arange(M)
@@ -44,7 +46,7 @@ def test_beliefs_are_means_and_variances_of_a_rate(model):
   belief = model.belief(state, ALL)
   for x in (belief.mean, belief.variance, belief.evidence):
     assert x.shape == (M,) and x.dtype == jnp.float32 and np.isfinite(x).all()
-  assert (0 <= belief.mean).all() and (belief.mean <= 1).all() and (belief.evidence >= 0).all()
+  assert (belief.mean >= 0).all() and (belief.mean <= 1).all() and (belief.evidence >= 0).all()
   # No law on [0, 1] spreads further than this.
   assert (belief.variance >= 0).all()
   assert (belief.variance <= belief.mean * (1 - belief.mean) + 1e-6).all()

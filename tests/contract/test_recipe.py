@@ -89,9 +89,10 @@ def test_types_stay_and_nothing_compiles_after_the_first_steps(name):
 
 @recipes
 def test_T12_before_the_first_update_sampler_and_learner_agree(name):
-  for step in trained(name).steps:
+  run = trained(name)
+  for step, computed in zip(run.steps, toy_run.booked(run, "computed")):
     assert step.metrics["mismatch/logp_diff_max"] < 1e-5
-    if build(name).updates == 1:
+    if build(name).updates == 1 and computed:  # no row has an advantage: none is computed
       assert step.metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-5)
       assert step.metrics["policy/clip_frac_high"] == step.metrics["policy/clip_frac_low"] == 0
 
@@ -112,7 +113,8 @@ def test_learns(name):
 
 
 @recipes
-def test_T31_a_run_is_a_function_of_its_seed(name):
-  a, b, c = (toy_run.run(build(name), 2, seed=s) for s in (5, 5, 6))
-  jax.tree.map(np.testing.assert_array_equal, a.end, b.end)
-  assert (a.steps[0].rows.uid != c.steps[0].rows.uid).any()
+def test_T31_the_same_seed_gives_the_same_run(name):
+  again = toy_run.run(build(name), 2)
+  for a, b in zip(again.steps, trained(name).steps):
+    jax.tree.map(np.testing.assert_array_equal, a.rows, b.rows)
+    jax.tree.map(np.testing.assert_array_equal, a.ledger, b.ledger)

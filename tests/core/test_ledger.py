@@ -29,6 +29,7 @@ def test_books_equal_plain_sums(bookings):
 
 def test_totals_pass_what_32_bits_hold():
   books = ledger.new(2)
+  assert {x.dtype for x in books.values()} == {np.dtype(np.int64)}
   step = jnp.array([2**31 - 1, 5], jnp.int32)
   for _ in range(3):
     books = ledger.book(books, {"generated": step, "evaluated": np.int32(2**31 - 1)})

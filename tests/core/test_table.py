@@ -48,7 +48,6 @@ def test_names_that_lead_nowhere(name):
 
 def test_build():
   assert table.build("thing", "plain", THINGS, {"width": 5}) == (5, 2)
-  assert table.build("thing", "plain", THINGS, {"width": 5}, height=7) == (5, 7)
   assert table.build("thing", "outer", THINGS, {"depth": 4, "height": 6}) == (4, 1, 6)
 
 
@@ -57,7 +56,9 @@ def test_T8_unknown_arguments_raise():
     ValueError, match="unknown argument of thing 'plain' 'widht'; did you mean width"
   ):
     table.build("thing", "plain", THINGS, {"widht": 5})
-  with pytest.raises(ValueError, match="thing 'outer': .*unexpected keyword argument 'widht'"):
+  with pytest.raises(
+    ValueError, match="unknown argument of thing 'outer' 'widht'; did you mean width"
+  ):
     table.build("thing", "outer", THINGS, {"widht": 5})
 
 

@@ -53,7 +53,7 @@ def test_spans(window, softcap):
 @pytest.mark.parametrize("window", [None, 2])
 def test_cache_holds_what_was_written_and_sees_up_to_the_own_position(window):
   places = 8
-  cache = KVCache(k=(jnp.zeros((N, places, K, D)),) * 2, v=(jnp.zeros((N, places, K, D)),) * 2)
+  cache = KVCache(k=(jnp.zeros((N, K, D, places)),) * 2, v=(jnp.zeros((N, K, places, D)),) * 2)
   q, k, v = _qkv(length=3)
   start = np.array([[0], [4]])
   # Row 0 first fills places 0..2, row 1 places 4..6, of which the last token is not valid.
@@ -66,8 +66,8 @@ def test_cache_holds_what_was_written_and_sees_up_to_the_own_position(window):
     for t in range(3):
       if valid[n, t]:
         held_k[n, positions[n, t]], held_v[n, positions[n, t]] = k[n, t], v[n, t]
-  np.testing.assert_array_equal(cache.k[1], held_k)
-  np.testing.assert_array_equal(cache.v[1], held_v)
+  np.testing.assert_array_equal(cache.k[1], held_k.transpose(0, 2, 3, 1))
+  np.testing.assert_array_equal(cache.v[1], held_v.transpose(0, 2, 1, 3))
   assert not np.any(cache.k[0])  # the other layer's
 
   def sees(n, u, c):
@@ -78,12 +78,12 @@ def test_cache_holds_what_was_written_and_sees_up_to_the_own_position(window):
 
 
 def test_tokens_beyond_the_cache_are_dropped():
-  cache = KVCache(k=(jnp.zeros((N, 2, K, D)),), v=(jnp.zeros((N, 2, K, D)),))
+  cache = KVCache(k=(jnp.zeros((N, K, D, 2)),), v=(jnp.zeros((N, K, 2, D)),))
   q, k, v = _qkv(length=1)
   positions = np.array([[2], [1]])
   _, cache = attend(cache, 0, q, k, v, positions, positions >= 0, scale=1.0)
   assert not np.any(cache.k[0][0])
-  np.testing.assert_array_equal(cache.k[0][1, 1], k[1, 0])
+  np.testing.assert_array_equal(cache.k[0][1, :, :, 1], k[1, 0])
 
 
 def test_a_token_that_sees_nothing_is_finite():

@@ -45,9 +45,7 @@ def test_T57_rounds_are_capped_when_no_group_is_mixed():
   totals = ledger.totals(run.end.ledger)
   assert totals["rejected"] == totals["generated"] > 0
   assert totals["batched"] == totals["trained"] == totals["computed"] == 0
-  np.testing.assert_array_equal(
-    run.end.learner.params["table"], run.start.learner.params["table"]
-  )
+  np.testing.assert_array_equal(run.end.learner.params["table"], run.start.learner.params["table"])
   # What was thrown away still taught the belief: four wrong ones a step, two steps.
   np.testing.assert_array_equal(run.end.collector.posterior.failures, [8] * toy_run.NUM_PROMPTS)
 
