@@ -66,21 +66,18 @@ def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples,
     temperature=temperature,
   )
 
-  @jax.jit
-  def roll(params, rows):
-    return decode(
-      loaded.policy,
-      params,
-      rows,
-      version=0,
-      eos_ids=jnp.asarray(loaded.tokenizer.eos_ids, jnp.int32),
-      slots=samples,
-      num_contexts=1,
-      prompt_places=len(ids),
-      rule=rule,
-    )[0]
-
-  rows = jax.device_get(roll(loaded.params, rows))
+  rows, _ = decode(
+    loaded.policy,
+    loaded.params,
+    rows,
+    version=0,
+    eos_ids=loaded.tokenizer.eos_ids,
+    slots=samples,
+    num_contexts=1,
+    prompt_places=len(ids),
+    rule=rule,
+  )
+  rows = jax.device_get(rows)
   out = []
   for i in range(samples):
     span = slice(rows.response_start[i], rows.length[i])

@@ -1,13 +1,19 @@
-"""Rows in, longer rows out: one jitted loop over slots that are refilled as rows finish.
+"""Rows in, longer rows out: slots that are refilled as rows finish, and shrink with the work.
 
 A tick feeds each slot the token at its `fill` (the first place its cache does not hold yet) and, if that
 was the row's last token, draws the next one. A fresh prompt, an interrupted rollout and a row that was
 cut short are thus one case, and no logits are carried between ticks. What a row samples depends on its
 uid, its tokens and the parameters alone: not on the number of slots, the order of the rows or the moment
 of refill (exact in float32 on a CPU).
+
+A segment is one jitted loop of ticks. It runs until the work is done, or until it pays to go on with
+other sizes: with fewer slots, when the queue is empty and few rows are left, or with more cache places,
+when a row has filled those there are. The host then re-enters the loop compiled for those sizes. It reads
+three numbers a segment, nothing a token.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -15,6 +21,11 @@ import jax.numpy as jnp
 
 from rlvr_jax.core.types import EOS, ERROR, LENGTH, OPEN, Array, KVCache, Policy, Rows
 from rlvr_jax.decode import logits as law
+
+SHRINK = 4  # slots are cut to a quarter once a quarter suffices
+MIN_SLOTS = 8  # fewer cost about the same: a tick then only streams the weights
+PLACES = 256  # cache places to begin with; doubled when a row fills them
+PREFILL = 128  # prompt tokens computed at a time
 
 
 class DecodeCounts(flax.struct.PyTreeNode):
@@ -24,13 +35,14 @@ class DecodeCounts(flax.struct.PyTreeNode):
   generated: Array  # [N] tokens drawn
   replayed: Array  # [N] response tokens that were fed again because the row came in with them
   ticks: Array  # [] steps of the loop
+  slot_ticks: Array  # [] slots computed, summed over ticks
 
 
 class DecodeState(flax.struct.PyTreeNode):
   rows: Rows
   slot_row: Array  # int32 [S], row in the slot; N: idle
   fill: Array  # int32 [S], places of the slot's cache that hold the row's tokens
-  cache: KVCache  # [S,T]
+  cache: KVCache  # [S,C]
   order: Array  # int32 [N], rows to run, open ones first
   head: Array  # int32 [], next in `order`
   num: Array  # int32 [], rows to run
@@ -49,7 +61,7 @@ def decode(
   prompt_places: int,
   rule: law.Truncation | None = None,
 ):
-  """Grows every open row until it ends, or reaches its limit.
+  """Grows every open row until it ends, or reaches its limit. Host code over jitted parts.
 
   Args:
     policy, params: the model. Parameters are arguments: new ones never recompile.
@@ -57,9 +69,9 @@ def decode(
     version: int32 [], stamped on the tokens drawn.
     eos_ids: int32 [E], any of them ends a row and is kept as its last token; -1 matches nothing.
     slots: S, rows computed at a time. Fewer than N refills; more than N is N.
-    num_contexts: `rows.context` lies in [0, num_contexts). Static.
-    prompt_places: P; no prompt is longer. Static.
-    rule: which tokens may be drawn.
+    num_contexts: `rows.context` lies in [0, num_contexts).
+    prompt_places: P; no prompt is longer.
+    rule: which tokens may be drawn; scalars, or one number a row [N].
 
   Returns:
     rows: grown, each with a status that says why it ended: EOS, LENGTH, or ERROR if its logits were not
@@ -67,7 +79,7 @@ def decode(
     counts: DecodeCounts.
 
   Raises:
-    ValueError: when tracing, if the static sizes make no sense.
+    ValueError: if the sizes make no sense.
   """
   n, t = rows.tokens.shape
   if slots < 1 or num_contexts < 1:
@@ -76,27 +88,152 @@ def decode(
     raise ValueError(
       f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
     )
-  slots = min(slots, n)
-  rows = _close_the_full(rows, eos_ids)
-  prompts, leader, prompt_length = _prefill(policy, params, rows, num_contexts, prompt_places)
-  state = _start(policy, rows, slots, leader, prompt_length)
+  parts = _parts(policy.hidden, policy.logits, policy.init_cache)
+  slots, places = min(slots, n), min(max(PLACES, prompt_places), t)
+  version, eos_ids = jnp.asarray(version, jnp.int32), jnp.asarray(eos_ids, jnp.int32)
+  parts.warm(params, rows, version, eos_ids, rule, slots, places, num_contexts, prompt_places)
+  prompts, state = parts.start(params, rows, eos_ids, slots, places, num_contexts, prompt_places)
+  while True:
+    state, report = parts.segment(params, prompts, state, version, eos_ids, rule)
+    live, filled, done = jax.device_get(report).tolist()
+    if done:
+      return state.rows, state.counts
+    slots, places = len(state.slot_row), state.cache.places
+    if filled >= places:
+      state = parts.resize(state, slots, min(2 * places, t))
+    else:
+      prompts = None  # slots shrink when the queue is empty
+      state = parts.resize(state, _fewer(slots, live), places)
+
+
+def _smaller(slots):
+  """The next size below, if there is one."""
+  return max(-(-slots // SHRINK), min(MIN_SLOTS, slots))
+
+
+def _fewer(slots, live):
+  """The smallest size that holds the live rows."""
+  while _smaller(slots) < slots and live <= _smaller(slots):
+    slots = _smaller(slots)
+  return slots
+
+
+class _Model(NamedTuple):
+  """What decoding needs of a Policy."""
+
+  hidden: Any
+  logits: Any
+  init_cache: Any
+
+
+class _Parts(NamedTuple):
+  """The jitted parts of `decode` for one model; every one is compiled once for each set of sizes."""
+
+  warm: Any
+  start: Any
+  segment: Any
+  resize: Any
+
+
+@functools.cache
+def _parts(hidden, logits, init_cache) -> _Parts:
+  policy: Any = _Model(hidden, logits, init_cache)
+
+  @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
+  def start(params, rows, eos_ids, slots, places, num_contexts, prompt_places):
+    rows = _close_the_full(rows, eos_ids)
+    prompts, leader, length = _prefill(policy, params, rows, num_contexts, prompt_places)
+    state = _admit(prompts, _start(policy, rows, slots, places, leader, length))
+    # With a slot for every row there is nothing to admit later.
+    return (None if slots == len(rows.length) else prompts), state
+
+  @functools.partial(jax.jit, donate_argnums=2)
+  def segment(params, prompts, state, version, eos_ids, rule):
+    return _segment(policy, params, prompts, state, version, eos_ids, rule)
+
+  @functools.partial(jax.jit, static_argnums=(1, 2))  # other shapes: donation could not help
+  def resize(state, slots, places):
+    return _resize(state, slots, places)
+
+  warmed = set()
+
+  def warm(params, rows, version, eos_ids, rule, slots, places, num_contexts, prompt_places):
+    """Compiles the smaller sizes at once: first needed at step k, they would compile at step k."""
+    sizes = jax.tree.structure(rule), rows.tokens.shape, slots, places, num_contexts, prompt_places
+    if sizes in warmed:
+      return
+    warmed.add(sizes)
+    idle = rows.replace(valid=jnp.zeros_like(rows.valid))
+    prompts, state = start(params, idle, eos_ids, slots, places, num_contexts, prompt_places)
+    if prompts is not None:
+      state, _ = segment(params, prompts, state, version, eos_ids, rule)
+    while _smaller(slots) < slots:
+      slots = _smaller(slots)
+      state = resize(state, slots, places)
+      state, _ = segment(params, None, state, version, eos_ids, rule)
+
+  return _Parts(warm, start, segment, resize)
+
+
+def _segment(policy, params, prompts, state, version, eos_ids, rule):
+  """Ticks until done or until other sizes are better.
+
+  Returns the state, and int32 [3]: live rows, places needed, whether all is done.
+  """
+  t = state.rows.tokens.shape[1]
+  slots, places = len(state.slot_row), state.cache.places
   admit = functools.partial(_admit, prompts)
   tick = functools.partial(_tick, policy, params, version, eos_ids, rule)
-  state = admit(state)
 
-  def body(state):
-    if slots < n:  # with a slot for every row there is nothing left to admit
-      ready = (state.head < state.num) & ~_live(state).all()
-      state = jax.lax.cond(ready, admit, lambda s: s, state)
-    return tick(state)
+  def work(state):
+    return (state.head < state.num) | _live(state).any()
 
-  state = jax.lax.while_loop(lambda s: (s.head < s.num) | _live(s).any(), body, state)
-  return state.rows, state.counts
+  def filled(state):
+    return jnp.where(_live(state), state.fill, 0).max()
+
+  def go_on(state):
+    on = work(state)
+    if places < t:
+      on &= filled(state) < places
+    if _smaller(slots) < slots:
+      on &= (state.head < state.num) | (_live(state).sum() > _smaller(slots))
+    return on
+
+  def refill(state):
+    ready = (state.head < state.num) & ~_live(state).all()
+    return tick(jax.lax.cond(ready, admit, lambda s: s, state))
+
+  state = jax.lax.while_loop(go_on, tick if prompts is None else refill, state)
+  report = jnp.stack([_live(state).sum(), filled(state), ~work(state)]).astype(jnp.int32)
+  return state, report
+
+
+def _resize(state, slots, places):
+  """The state with fewer slots, live rows first, or with more cache places."""
+  more = places - state.cache.places
+  if more:
+    grow = lambda x, axis: jnp.pad(x, [(0, more if a == axis else 0) for a in range(4)])
+    cache = KVCache(
+      k=tuple(grow(k, 3) for k in state.cache.k), v=tuple(grow(v, 2) for v in state.cache.v)
+    )
+    return state.replace(cache=cache)
+  if slots == len(state.slot_row):
+    return state
+  keep = jnp.argsort(~_live(state), stable=True)[:slots]
+  cut = lambda x: x[keep]
+  return state.replace(
+    slot_row=cut(state.slot_row), fill=cut(state.fill), cache=jax.tree.map(cut, state.cache)
+  )
 
 
 def _of(x, row):
   """x of the row in each slot; an idle slot reads the last row."""
   return x[jnp.minimum(row, len(x) - 1)]
+
+
+def _rule_of(rule, row):
+  """The rule of the row in each slot."""
+  return jax.tree.map(lambda x: _of(x, row) if jnp.ndim(x) else x, rule)
 
 
 def _live(state):
@@ -138,14 +275,28 @@ def _prefill(policy, params, rows, num_contexts, prompt_places):
   leader = jnp.minimum(leader, n)  # an empty segment yields the largest integer
   tokens = _of(rows.tokens, leader)[:, :prompt_places]
   length = jnp.where(leader < n, _of(rows.response_start, leader), 0)
-  position = jnp.broadcast_to(jnp.arange(prompt_places, dtype=jnp.int32)[None], tokens.shape)
   cache = policy.init_cache(num_contexts, prompt_places)
-  _, cache = policy.hidden(params, tokens, position, position < length[:, None], cache)
+  width = min(PREFILL, prompt_places)
+  pad = -prompt_places % width
+  tokens = jnp.pad(tokens, ((0, 0), (0, pad)))
+
+  def chunk(carry):
+    first, cache = carry
+    these = jax.lax.dynamic_slice_in_dim(tokens, first, width, 1)
+    position = jnp.broadcast_to(first + jnp.arange(width, dtype=jnp.int32)[None], these.shape)
+    _, cache = policy.hidden(params, these, position, position < length[:, None], cache)
+    return first + width, cache
+
+  start = jnp.zeros((), jnp.int32), cache
+  if width == prompt_places:
+    return chunk(start)[1], leader, length
+  # As many chunks as the longest prompt here needs, not as many as would fit.
+  _, cache = jax.lax.while_loop(lambda c: c[0] < length.max(), chunk, start)
   return cache, leader, length
 
 
-def _start(policy, rows, slots, leader, prompt_length):
-  n, t = rows.tokens.shape
+def _start(policy, rows, slots, places, leader, prompt_length):
+  n = len(rows.length)
   todo = (rows.status == OPEN) & rows.valid
   zero = jnp.zeros(n, jnp.int32)
   counts = DecodeCounts(
@@ -153,12 +304,13 @@ def _start(policy, rows, slots, leader, prompt_length):
     generated=zero,
     replayed=zero,
     ticks=jnp.zeros((), jnp.int32),
+    slot_ticks=jnp.zeros((), jnp.int32),
   )
   return DecodeState(
     rows=rows,
     slot_row=jnp.full(slots, n, jnp.int32),
     fill=jnp.zeros(slots, jnp.int32),
-    cache=policy.init_cache(slots, t),
+    cache=policy.init_cache(slots, places),
     order=jnp.argsort(~todo, stable=True).astype(jnp.int32),
     head=jnp.zeros((), jnp.int32),
     num=todo.sum().astype(jnp.int32),
@@ -204,7 +356,7 @@ def _tick(policy, params, version, eos_ids, rule, state):
   full = law.temper(raw, _of(rows.temperature, row))
   draws = live & (state.fill + 1 == length)
   good = jnp.isfinite(raw).all(1)
-  z = law.truncate(full, rule)
+  z = law.truncate(full, _rule_of(rule, row))
   greedy = _of(rows.temperature, row) <= 0
   new = law.draw(_of(rows.uid, row), length, z)
   new = jnp.where(greedy, jnp.argmax(z, 1), new).astype(jnp.int32)
@@ -230,6 +382,7 @@ def _tick(policy, params, version, eos_ids, rule, state):
     generated=state.counts.generated.at[target].add(1, mode="drop"),
     replayed=state.counts.replayed.at[jnp.where(again, row, n)].add(1, mode="drop"),
     ticks=state.counts.ticks + 1,
+    slot_ticks=state.counts.slot_ticks + len(row),
   )
   fill = jnp.where(live, state.fill + 1, state.fill)
   return state.replace(rows=rows, fill=fill, cache=cache, counts=counts)

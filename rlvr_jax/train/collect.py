@@ -141,7 +141,7 @@ def make_collect(
     return counts, counts.sum(), state
 
   @functools.partial(jax.jit, static_argnums=0)
-  def roll(width, params, key, round, counts, offset, wave, tally, knobs):
+  def seed(width, key, round, counts, wave, tally, knobs):
     these = round.prompts
     group, valid = groups.expand(counts, width)
     prompt_id = these.id[group]
@@ -162,23 +162,17 @@ def make_collect(
       wave=jnp.broadcast_to(wave, (width,)),
       prior=these.belief.mean[group],
     )
-    rows, counts = recipe.rollout(
-      policy,
-      params,
-      constrain(rows),
-      round.step,
-      eos_ids,
-      num_contexts=prompts,
-      prompt_places=prompt_places,
-    )
-    by_prompt = lambda x: groups.total(x, prompt_id, valid, num_table)
+    return constrain(rows)
+
+  @jax.jit
+  def settle_roll(round, rows, counts, offset, tally):
+    by_prompt = lambda x: groups.total(x, rows.prompt_id, rows.valid, num_table)
     booked = {"generated": by_prompt(counts.generated), "prefilled": by_prompt(counts.prefilled)}
     tally = tally.replace(
-      drawn=tally.drawn + by_prompt(jnp.ones(width, jnp.int32)),
+      drawn=tally.drawn + by_prompt(jnp.ones(len(rows.valid), jnp.int32)),
       tokens=tally.tokens + booked["generated"],
     )
-    round = round.replace(rows=rows_lib.write(round.rows, rows, offset))
-    return round, rows, tally, booked, counts.ticks
+    return round.replace(rows=rows_lib.write(round.rows, rows, offset)), tally, booked
 
   @jax.jit
   def settle(round, offset, correct, knobs):
@@ -216,7 +210,7 @@ def make_collect(
     clock, samples, rounds = _Clock(), [], []
     knobs, pool, used, tally, taken = begin(control)
     run_key = jax.random.wrap_key_data(collector.key)
-    ticks, num_groups = 0, 0
+    ticks, num_groups = np.zeros(2, np.int64), 0
     for r in range(recipe.refill.rounds):
       key = keys.stream(run_key, "round", step, r)
       collector, round, state, taken = open_round(collector, key, taken, step, knobs)
@@ -226,11 +220,19 @@ def make_collect(
         counts, total, state = allocate(width, state, round, wave, knobs)
         if int(total) > width:
           raise ValueError(f"the allocator gave {int(total)} rows to a wave of {width}")
-        round, rows, tally, booked, t = roll(
-          width, params, run_key, round, counts, at, wave, tally, knobs
+        rows = seed(width, run_key, round, counts, wave, tally, knobs)
+        rows, made = recipe.rollout(
+          policy,
+          params,
+          rows,
+          round.step,
+          eos_ids,
+          num_contexts=prompts,
+          prompt_places=prompt_places,
         )
+        round, tally, booked = settle_roll(round, rows, made, at, tally)
         books = ledger.book(books, jax.device_get(booked))
-        ticks += int(t)
+        ticks += np.array([made.ticks, made.slot_ticks])
         clock.lap("rollout")
         correct, shown = _verify(verify, decode_text, rows, num_samples - len(samples))
         samples += shown
@@ -246,7 +248,8 @@ def make_collect(
     collector = collector.replace(posterior=end(collector.posterior, tally))
     metrics = _merge(rounds, sources) | {
       "rollout/rounds": len(rounds),
-      "rollout/ticks": ticks,
+      "rollout/ticks": int(ticks[0]),
+      "rollout/slot_use": int(tally.tokens.sum()) / max(int(ticks[1]), 1),
       "group/trained": num_groups,
     }
     clock.lap("rollout")
@@ -256,7 +259,8 @@ def make_collect(
     "begin": begin,
     "open_round": open_round,
     "allocate": allocate,
-    "roll": roll,
+    "seed": seed,
+    "settle_roll": settle_roll,
     "settle": settle,
     "close_round": close_round,
   }

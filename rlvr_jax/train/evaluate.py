@@ -1,7 +1,6 @@
 """Held-out evaluation: unbiased pass@k and maj@k from n samples of each prompt."""
 
 import collections
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -104,30 +103,21 @@ def make_evaluate(
   group = jnp.repeat(jnp.arange(width, dtype=jnp.int32), samples)
   replica = jnp.tile(jnp.arange(samples, dtype=jnp.int32), width)
 
-  @functools.partial(jax.jit)
-  def roll(params, tokens, length, prompt_id, valid):
+  @jax.jit
+  def seed_rows(tokens, length, prompt_id, valid):
     key = keys.stream(jax.random.key(seed), "evaluate")
-    seeds = rows_lib.fresh(
-      tokens,
-      length,
-      group=group,
-      valid=valid[group],
-      uid=keys.row_uids(key, 0, prompt_id[group], replica),
-      num_places=num_places,
-      max_new_tokens=max_new_tokens,
-      temperature=temperature,
+    return constrain(
+      rows_lib.fresh(
+        tokens,
+        length,
+        group=group,
+        valid=valid[group],
+        uid=keys.row_uids(key, 0, prompt_id[group], replica),
+        num_places=num_places,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+      )
     )
-    out, counts = decode(
-      policy,
-      params,
-      constrain(seeds),
-      version=jnp.int32(-1),
-      eos_ids=eos_ids,
-      slots=len(group),
-      num_contexts=width,
-      prompt_places=places,
-    )
-    return out, counts.generated.sum()
 
   def evaluate(params):
     texts, owners, generated = [], [], 0
@@ -136,14 +126,22 @@ def make_evaluate(
       at = np.minimum(index, num - 1)
       valid = index < num
       chunk = table.tokens[at], table.length[at], at.astype(np.int32), valid
-      out, tokens = roll(params, *chunk)
+      out, counts = decode(
+        policy,
+        params,
+        seed_rows(*chunk),
+        version=-1,
+        eos_ids=eos_ids,
+        slots=len(group),
+        num_contexts=width,
+        prompt_places=places,
+      )
       rows_index, some, _ = completions(out, decode_text)
       texts += some
       owners += at[np.asarray(group)[rows_index]].tolist()
-      generated += int(tokens)
+      generated += int(counts.generated.sum())
     verdicts = verify(owners, texts)
     by_prompt = [verdicts[i : i + samples] for i in range(0, len(verdicts), samples)]
     return summarise(name, by_prompt, sources), generated
 
-  evaluate.roll = roll
   return evaluate

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import Example, Policy, Recipe, RunState, Task, Tokenizer
+from rlvr_jax.core.records import Example, Task, Tokenizer
+from rlvr_jax.core.types import Policy, PromptTable, Recipe, RunState
 from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train.checkpoint import Checkpointer
@@ -60,22 +61,37 @@ class Placement(NamedTuple):
 class _Prompts(NamedTuple):
   """A prompt set ready to be rolled out and verified."""
 
-  table: Any
+  name: str
+  table: PromptTable
   examples: list[Example]
-  dropped: int
 
 
-def _prompts(tokenizer, examples, task, config, name) -> _Prompts:
-  table, kept, dropped = tokenise(
-    tokenizer,
-    examples,
-    max_length=config.max_prompt_length,
-    sources=task.sources,
-    long=config.long_prompts,
-  )
-  if dropped:
-    print(f"{name}: dropped {dropped} prompts of more than {config.max_prompt_length} tokens")
-  return _Prompts(table, [examples[i] for i in kept], dropped)
+def _prompt_sets(tokenizer: Tokenizer, task: Task, config: Config) -> list[_Prompts]:
+  """The training set, then the held-out sets; all tables equally wide, so that they share programs."""
+  sets = {"train": list(task.train)}
+  if config.eval_every:
+    sets |= {name: _evenly(examples, config.eval_prompts) for name, examples in task.evals.items()}
+  made = []
+  for name, examples in sets.items():
+    table, kept, dropped = tokenise(
+      tokenizer,
+      examples,
+      max_length=config.max_prompt_length,
+      sources=task.sources,
+      long=config.long_prompts,
+    )
+    if dropped:
+      limit = config.max_prompt_length
+      print(f"{name}: dropped {dropped} of {len(examples)} prompts, of more than {limit} tokens")
+    made.append(_Prompts(name, table, [examples[i] for i in kept]))
+  width = max(one.table.tokens.shape[1] for one in made)
+  return [one._replace(table=_widen(one.table, width, tokenizer.pad_id)) for one in made]
+
+
+def _widen(table: PromptTable, width: int, pad_id: int) -> PromptTable:
+  more = width - table.tokens.shape[1]
+  tokens: Any = np.pad(table.tokens, ((0, 0), (0, more)), constant_values=pad_id)
+  return table.replace(tokens=tokens)
 
 
 def train(
@@ -102,7 +118,7 @@ def train(
   """
   workdir = Path(workdir)
   started = time.perf_counter()
-  prompts = _prompts(tokenizer, task.train, task, config, "training set")
+  prompts, *held = _prompt_sets(tokenizer, task, config)
   schedule = make_schedule(config, recipe.updates)
   optimizer = make_optimizer(config, schedule)
   num_prompts = len(prompts.examples)
@@ -140,7 +156,7 @@ def train(
       lanes=placement.lanes,
       constrain=placement.rows,
     )
-    evaluate = _evaluations(config, policy, tokenizer, task, pool, placement)
+    evaluate = _evaluations(config, policy, tokenizer, held, pool, placement)
     state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
     del params  # the state holds a copy; the caller may still hold the original
     state = placement.state(state, policy)
@@ -171,7 +187,8 @@ def train(
         key = jax.random.wrap_key_data(collector.key)
         learner, learned, booked = learn(learner, batch.rows, batch.tally, collector.epoch, key)
         seconds |= spent | {"learn": time.perf_counter() - tick}
-        finite = learned.pop("finite")
+        # A row whose logits are not finite has no tokens, so that the loss never hears of it.
+        finite = learned.pop("finite") and batch.metrics["completion/error_frac"] < 1
         books = ledger.book(books, booked)
         state = RunState(learner, collector, books)
         generated = int(books["generated"].sum()) - generated
@@ -195,7 +212,7 @@ def train(
           progress.print_samples(step, _shown(batch, prompts.examples))
         bad = 0 if finite else bad + 1
         if not finite:
-          progress.print(f"step {step}: loss or gradient is not finite; the update was not applied")
+          progress.print(f"step {step}: logits, loss or gradient are not finite; nothing was learned")
         if bad >= config.max_bad_steps:
           raise NotFinite(_dump(workdir, step, batch, bad))
         if stop.requested:
@@ -214,22 +231,20 @@ def train(
     return Outcome(state, before, after)
 
 
-def _evaluations(config: Config, policy, tokenizer, task: Task, pool, placement: Placement):
+def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], pool, placement):
   """evaluate(state) -> (metrics of every held-out set, state with the tokens booked)."""
   runs = []
-  for number, (name, examples) in enumerate(task.evals.items() if config.eval_every else ()):
-    chosen = _evenly(examples, config.eval_prompts)
-    held = _prompts(tokenizer, chosen, task, config, f"evaluation set {name}")
+  for number, prompts in enumerate(held):
 
-    def verify(index, texts, held=held):
-      return pool([held.examples[i] for i in index], texts)
+    def verify(index, texts, examples=prompts.examples):
+      return pool([examples[i] for i in index], texts)
 
     runs.append(
       make_evaluate(
         policy,
-        name,
-        held.table,
-        [e.source for e in held.examples],
+        prompts.name,
+        prompts.table,
+        [example.source for example in prompts.examples],
         verify,
         tokenizer.decode,
         samples=config.eval_samples,

@@ -61,6 +61,7 @@ METRICS = (
   Metric("rollout/staleness_max", "updates", "oldest trained token"),
   Metric("rollout/waste_frac", "fraction", "cumulative: discarded of generated and reused tokens"),
   Metric("rollout/ticks", "ticks", "steps of the decoding loop"),
+  Metric("rollout/slot_use", "fraction", "tokens drawn per slot computed"),
   Metric("rollout/rounds", "rounds", "rounds it took to fill the batch"),
   *(
     Metric(f"tokens/{entry}", "tokens", f"cumulative: {description}")

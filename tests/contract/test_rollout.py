@@ -40,7 +40,7 @@ def grown(index):
   f = lambda params, rows: roll(
     POLICY, params, rows, VERSION, jnp.array([END]), num_contexts=2, prompt_places=3
   )
-  return before, *jax.jit(f)(PARAMS, before)
+  return before, *f(PARAMS, before)
 
 
 @pytest.mark.parametrize("index", range(len(FACTORIES)), ids=[f.id for f in FACTORIES])

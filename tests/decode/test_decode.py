@@ -37,7 +37,6 @@ def _params(seed=0):
 
 
 def _decode(policy, slots, contexts=CONTEXTS, places=P):
-  @jax.jit
   def run(params, rows, version, eos_ids, rule):
     return decode(
       policy, params, rows, version=version, eos_ids=eos_ids, slots=slots, num_contexts=contexts,

@@ -353,13 +353,11 @@ def sampled():
     uid=keys.row_uids(jax.random.key(3), 0, base.group, jnp.arange(N)), num_places=T,
     max_new_tokens=T, temperature=jnp.asarray([0.5, 1.0, 2.0, 0.7])[base.group],
   )  # fmt: skip
-  roll = jax.jit(
-    lambda params, rows: decode(
-      POLICY, params, rows, version=0, eos_ids=jnp.asarray([4]), slots=3, num_contexts=4,
-      prompt_places=3,
-    )[0]
+  rolled, _ = decode(
+    POLICY, _params(), seeds, version=0, eos_ids=jnp.asarray([4]), slots=3, num_contexts=4,
+    prompt_places=3,
   )  # fmt: skip
-  return roll(_params(), seeds).replace(reward=base.reward, prompt_id=base.group)
+  return rolled.replace(reward=base.reward, prompt_id=base.group)
 
 
 def test_t12_t23_sampler_and_learner_agree(sampled):

@@ -1,0 +1,280 @@
+"""Whole runs on a table of logits: kills, interrupts, extensions and numbers that are not finite."""
+
+import itertools
+import json
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from rlvr_jax.core import ledger
+from rlvr_jax.recipes.grpo import grpo
+from rlvr_jax.tasks.arithmetic import CharTokenizer, arithmetic
+from rlvr_jax.train import loop
+from rlvr_jax.train.config import Config
+from rlvr_jax.train.metrics import METRICS_FILE, find, read_metrics
+from tests import toy
+
+PLACES, NEW = 16, 3  # of a prompt, of a response
+POLICY = toy.table_policy(CharTokenizer().vocab_size, PLACES + NEW)
+TASK = arithmetic(operations=["copy"], train_size=11, eval_size=5)
+RECIPE = grpo()
+PER_STEP = 16  # calls of the tokenizer's decode: one a row
+
+
+def _config(**changes):
+  return Config(
+    **{
+      "steps": 6, "prompts": 4, "budget": 16, "max_prompt_length": PLACES, "max_new_tokens": NEW,
+      "learning_rate": 0.05, "eval_every": 3, "eval_prompts": 5, "checkpoint_every": 2,
+      "sample_every": 0, "loggers": ("jsonl",), "verifier_workers": 1, **changes,
+    }
+  )  # fmt: skip
+
+
+class Tripwire(CharTokenizer):
+  """Calls `action` when the training completion number `at` is read: in the middle of a step."""
+
+  def __init__(self, at, action):
+    super().__init__()
+    self.left, self.action = at, action
+
+  def decode(self, ids):
+    self.left -= 1
+    if self.left == 0:
+      self.action()
+    return super().decode(ids)
+
+
+def _train(workdir, *, tokenizer=None, recipe=RECIPE, task=TASK, scale=1.0, **changes):
+  params = {k: v * scale for k, v in POLICY.init(jax.random.key(0)).items()}
+  tokenizer = tokenizer or task.tokenizer
+  return loop.train(_config(**changes), POLICY, params, tokenizer, recipe, task, workdir)
+
+
+def _rows(workdir):
+  """What metrics.jsonl holds, without what depends on the clock or the process."""
+  rows = [json.loads(line) for line in (workdir / METRICS_FILE).read_text().splitlines()]
+  return [{k: v for k, v in row.items() if k.split("/")[0] not in ("time", "perf")} for row in rows]
+
+
+def _same(a, b):
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory):
+  """Each run builds its functions anew; XLA compiles equal ones once."""
+  names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+  old = [getattr(jax.config, name) for name in names]
+  for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0)):
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+  yield
+  for name, value in zip(names, old):
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """(outcome, workdir) of six steps at a stretch."""
+  workdir = tmp_path_factory.mktemp("whole")
+  return _train(workdir), workdir
+
+
+def _die():
+  raise RuntimeError("killed")
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run leaves behind
+
+
+def test_metrics_of_a_run(whole):
+  outcome, workdir = whole
+  rows = read_metrics(workdir / METRICS_FILE, merge=False)
+  assert [row["step"] for row in rows] == list(range(7))  # the last is the final evaluation
+  for row in rows:
+    for name, value in row.items():
+      if name != "step":
+        find(name)
+        assert value is not None, name
+  steps = rows[:-1]
+  total = ledger.totals(outcome.state.ledger)
+  assert {k: steps[-1][f"tokens/{k}"] for k in total if k != "evaluated"} == {
+    k: v for k, v in total.items() if k != "evaluated"
+  }
+  assert not ledger.balance(outcome.state.ledger).any()
+  for a, b in itertools.pairwise(steps):
+    for k in total:
+      assert a[f"tokens/{k}"] <= b[f"tokens/{k}"]
+  assert int(outcome.state.learner.step) == 6
+  # T34: sampler and learner agree at every step.
+  assert max(row["mismatch/logp_diff_max"] for row in steps) < 1e-5
+  # 24 prompts of a table of 11.
+  assert [row["train/epoch"] for row in steps] == [0, 0, 1, 1, 1, 2]
+
+
+def test_t66_evaluations_happen_when_asked(whole):
+  outcome, workdir = whole
+  evaluated = [row["step"] for row in _rows(workdir) if "eval/heldout/pass@1" in row]
+  assert evaluated == [0, 3, 6]
+  first, *_, last = _rows(workdir)
+  assert outcome.before["eval/heldout/pass@1"] == first["eval/heldout/pass@1"]
+  assert outcome.after["eval/heldout/pass@1"] == last["eval/heldout/pass@1"]
+  spent = outcome.state.ledger["evaluated"]
+  assert spent[:-1].sum() == 0 < spent[-1] <= 3 * 5 * NEW  # of no training prompt
+  assert set(first) - set(last) > {"reward/mean"}
+
+
+def test_no_evaluation_when_none_is_wanted(tmp_path, whole):
+  outcome = _train(tmp_path, eval_every=0)
+  assert outcome.before == outcome.after == {}
+  _same(outcome.state.learner, whole[0].state.learner)
+  assert outcome.state.ledger["evaluated"].sum() == 0
+  assert [row["step"] for row in _rows(tmp_path)] == list(range(6))
+
+
+# --------------------------------------------------------------------------------------------------
+# Resuming
+
+
+def test_t41_t42_a_run_that_is_extended_equals_one_at_a_stretch(tmp_path, whole):
+  """Three steps, to their end, and then six: bit for bit, each step once in the metrics."""
+  first = _train(tmp_path, steps=3, checkpoint_every=1)
+  assert int(first.state.learner.step) == 3
+  outcome = _train(tmp_path, steps=6, checkpoint_every=1)
+  _same(outcome.state, whole[0].state)
+  assert _rows(tmp_path) == _rows(whole[1])
+  assert outcome.before == whole[0].before
+
+
+@pytest.mark.parametrize("at", [PER_STEP // 2, 3 * PER_STEP + 5], ids=["first", "fourth"])
+def test_t40_t44_a_killed_run_resumes_bit_for_bit(tmp_path, whole, at):
+  """In the middle of the first step, with no checkpoint; and of the fourth, one step after one."""
+  wire = Tripwire(at + 5 * (1 + (at > 3 * PER_STEP)), _die)  # evaluations read five each
+  with pytest.raises(RuntimeError, match="killed"):
+    _train(tmp_path, tokenizer=wire)
+  outcome = _train(tmp_path)
+  _same(outcome.state, whole[0].state)
+  assert _rows(tmp_path) == _rows(whole[1])
+
+
+def test_a_finished_run_does_nothing_more(tmp_path, whole):
+  first = _train(tmp_path, steps=2)
+  again = _train(tmp_path, steps=2)
+  _same(again.state.learner, first.state.learner)
+  assert again.after == first.after and again.before == first.before
+  assert [row["step"] for row in _rows(tmp_path)] == [0, 1, 2]
+  with pytest.raises(ValueError, match="the checkpoint is at step 2, past steps = 1"):
+    _train(tmp_path, steps=1)
+
+
+def test_t46_a_resume_with_other_prompts_is_refused(tmp_path):
+  _train(tmp_path, steps=1, eval_every=0)
+  other = arithmetic(operations=["copy"], train_size=12, eval_size=5)
+  with pytest.raises(ValueError, match=r"checkpoint 1: .*\[11\], this run needs .*\[12\]"):
+    _train(tmp_path, task=other, eval_every=0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_after_the_step_and_resumes(tmp_path, whole, number, capsys):
+  handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  wire = Tripwire(5 + PER_STEP + 3, lambda: signal.raise_signal(number))  # in the second step
+  with pytest.raises(loop.Interrupted, match="stopped after step 1; the same command resumes"):
+    _train(tmp_path, tokenizer=wire, checkpoint_every=0)
+  assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+  assert "stopping after this step" in capsys.readouterr().out
+  assert [row["step"] for row in _rows(tmp_path)] == [0, 1]
+  outcome = _train(tmp_path, checkpoint_every=0)
+  assert "resumed from step 2" in capsys.readouterr().out
+  _same(outcome.state, whole[0].state)
+  assert _rows(tmp_path) == _rows(whole[1])
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+  def twice():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+  with pytest.raises(KeyboardInterrupt):
+    _train(tmp_path, tokenizer=Tripwire(8, twice))
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers that are not finite
+
+
+def test_rewards_that_are_not_finite_stop_the_run(tmp_path):
+  """After three updates in a row; parameters stay, the batch is kept to be looked at."""
+  broken = RECIPE._replace(reward=lambda rows, knobs: jnp.full(rows.correct.shape, jnp.nan))
+  with pytest.raises(loop.NotFinite, match=r"3 updates in a row .*bad_batch_2\.npz") as error:
+    _train(tmp_path, recipe=broken, eval_every=0)
+  assert "learning_rate" in str(error.value)
+  rows = _rows(tmp_path)
+  assert [row["train/skipped_steps"] for row in rows] == [1, 2, 3]
+  assert rows[0]["policy/loss"] is None  # JSON has no NaN
+  with np.load(tmp_path / "bad_batch_2.npz") as batch:
+    assert batch["tokens"].shape == (16, PLACES + NEW)
+    assert np.isnan(batch["reward"]).all() and batch["valid"].all()
+
+
+def test_parameters_that_are_not_finite_stop_the_run(tmp_path, capsys):
+  """Nothing can be sampled from them: rows are errors, and no loss would ever tell."""
+  with pytest.raises(loop.NotFinite, match=r"2 updates in a row"):
+    _train(tmp_path, scale=jnp.nan, max_bad_steps=2, eval_every=0)
+  assert (tmp_path / "bad_batch_1.npz").exists()
+  assert [row["completion/error_frac"] for row in _rows(tmp_path)] == [1.0, 1.0]
+  assert "step 0: logits, loss or gradient are not finite" in capsys.readouterr().out
+
+
+def test_good_steps_in_between_start_the_count_again(tmp_path):
+  """Bad updates at steps 0, 1, 3 and 4 of 6: never three in a row."""
+  bad = lambda rows: (rows.version.max() % 3) < 2
+  broken = RECIPE._replace(reward=lambda rows, knobs: jnp.where(bad(rows), jnp.nan, rows.correct))
+  outcome = _train(tmp_path, recipe=broken, eval_every=0)
+  assert int(outcome.state.learner.skipped) == 4
+  assert int(outcome.state.learner.step) == 6
+  assert np.isfinite(outcome.state.learner.params["table"]).all()
+
+
+# --------------------------------------------------------------------------------------------------
+# The screen, sizes
+
+
+def test_responses_are_shown(tmp_path, capsys):
+  _train(tmp_path, steps=2, sample_every=2, num_samples_shown=3, eval_every=0)
+  out = capsys.readouterr().out
+  assert out.count("--- step 0: reward") == 3 and "--- step 1" not in out
+  assert out.count("response | ") >= 3
+  shown = [line.removeprefix("prompt   | ") for line in out.splitlines() if "prompt   | " in line]
+  answers = {e.prompt: e.answer for e in TASK.train}
+  assert set(shown) <= set(answers)
+  assert f"answer {answers[shown[0]]}" in out
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"prompts": 12, "budget": 16}, "a round needs 12 prompts, the table has 11"),
+    ({"bin_tokens": 8}, "raise bin_tokens to at least 18"),
+    ({"max_prompt_length": 2}, "more than max_length=2"),
+    ({"eval_samples": 17, "budget": 16}, None),
+  ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused_at_once(tmp_path, changes, match):
+  if match is None:  # evaluation takes the room it needs
+    outcome = _train(tmp_path, steps=1, **changes)
+    assert "eval/heldout/maj@17" in outcome.after
+  else:
+    with pytest.raises(ValueError, match=match):
+      _train(tmp_path, **changes)
