@@ -88,7 +88,7 @@ def decode(
     raise ValueError(
       f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
     )
-  parts = _parts(policy.hidden, policy.logits, policy.init_cache)
+  parts = parts_of(policy)
   slots, places = min(slots, n), min(max(PLACES, prompt_places), t)
   version, eos_ids = jnp.asarray(version, jnp.int32), jnp.asarray(eos_ids, jnp.int32)
   parts.warm(params, rows, version, eos_ids, rule, slots, places, num_contexts, prompt_places)
@@ -126,8 +126,8 @@ class _Model(NamedTuple):
   init_cache: Any
 
 
-class _Parts(NamedTuple):
-  """The jitted parts of `decode` for one model; every one is compiled once for each set of sizes."""
+class Parts(NamedTuple):
+  """The jitted parts of `decode` for one model; each is compiled once for each set of sizes."""
 
   warm: Any
   start: Any
@@ -135,8 +135,13 @@ class _Parts(NamedTuple):
   resize: Any
 
 
+def parts_of(policy: Policy) -> Parts:
+  """The parts for a policy; equal policies share them, and so what was compiled."""
+  return _parts(policy.hidden, policy.logits, policy.init_cache)
+
+
 @functools.cache
-def _parts(hidden, logits, init_cache) -> _Parts:
+def _parts(hidden, logits, init_cache) -> Parts:
   policy: Any = _Model(hidden, logits, init_cache)
 
   @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
@@ -172,7 +177,7 @@ def _parts(hidden, logits, init_cache) -> _Parts:
       state = resize(state, slots, places)
       state, _ = segment(params, None, state, version, eos_ids, rule)
 
-  return _Parts(warm, start, segment, resize)
+  return Parts(warm, start, segment, resize)
 
 
 def _segment(policy, params, prompts, state, version, eos_ids, rule):

@@ -1,0 +1,367 @@
+"""Measures the sampler, the learner and a whole step.
+
+  python -m launch.bench decode --policy=smollm2-135m --prompts=4 --group=8 --new_tokens=64 --json
+  python -m launch.bench decode --prompts=8 --group=16 --lengths=lognormal:mean=16,max=128 --slots=32
+  python -m launch.bench learn --prompts=8 --group=8 --new_tokens=16
+  python -m launch.bench step --prompts=8 --group=8 --new_tokens=16 --json
+
+Seconds are medians of --repeats calls after one that compiles; every call rolls out other prompts. With
+--peer="COMMAND" a rival that prints one JSON line is run in turn with it, A B A B, and the ratio of the
+medians is printed.
+"""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+_POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
+_PROMPTS = flags.DEFINE_integer("prompts", 4, "Prompts of a call.")
+_GROUP = flags.DEFINE_integer("group", 8, "Rollouts of each prompt.")
+_NEW = flags.DEFINE_integer("new_tokens", 64, "Tokens of each response, exactly; no early end.")
+_LENGTHS = flags.DEFINE_string("lengths", None, "lognormal:mean=M,max=X instead of --new_tokens.")
+_SLOTS = flags.DEFINE_integer("slots", 0, "Rows decoded at a time; 0: all.")
+_TASK = flags.DEFINE_string("generator", "gsm_symbolic", "reasoning_gym generator of the prompts.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations, cache and parameters.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls.")
+_PEER = flags.DEFINE_string("peer", None, "Command of a rival, run in turn with this one.")
+_JSON = flags.DEFINE_bool("json", False, "One JSON line instead of a table.")
+
+KINDS = ("decode", "learn", "step")
+COMPARED = {"decode": "tokens_per_second", "learn": "seconds", "step": "seconds_per_step"}
+
+
+def parse_lengths(text):
+  """(mean, max) of "lognormal:mean=16,max=128".
+
+  Raises:
+    ValueError: if it is not of that form, or not 0 < mean <= max.
+  """
+  kind, _, rest = text.partition(":")
+  parts = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
+  try:
+    mean, longest = float(parts["mean"]), int(parts["max"])
+  except (KeyError, ValueError):
+    mean = longest = 0
+  if kind != "lognormal" or set(parts) != {"mean", "max"} or not 0 < mean <= longest:
+    raise ValueError(f"lengths {text!r} is not of the form lognormal:mean=16,max=128")
+  return mean, longest
+
+
+def response_lengths(num, new_tokens, lengths, seed):
+  """int32 [num]: tokens of each response; log-normal with sigma 1 if `lengths` says so."""
+  import numpy as np
+
+  if lengths is None:
+    return np.full(num, new_tokens, np.int32)
+  mean, longest = parse_lengths(lengths)
+  draws = np.random.default_rng(seed).lognormal(np.log(mean) - 0.5, 1.0, num)
+  return np.clip(np.round(draws), 1, longest).astype(np.int32)
+
+
+class Work:
+  """Rows of real prompts, ready to be rolled out."""
+
+  def __init__(self, loaded, *, generator, prompts, group, new_tokens, lengths, calls):
+    """Tokenises prompts for `calls` calls."""
+    import jax.numpy as jnp
+
+    from rlvr_jax.tasks.reasoning_gym import reasoning_gym
+    from rlvr_jax.tasks.table import tokenise
+
+    task = reasoning_gym(mixture=[{"name": generator}], train_size=prompts * calls, eval_size=0)
+    self.table, _, _ = tokenise(loaded.tokenizer, task.train, max_length=4096, sources=task.sources)
+    self.prompts, self.group_size = prompts, group
+    self.num_rows = prompts * group
+    longest = new_tokens if lengths is None else parse_lengths(lengths)[1]
+    self.prompt_places = self.table.tokens.shape[1]
+    self.num_places = self.prompt_places + longest
+    self._lengths = lambda call: response_lengths(self.num_rows, new_tokens, lengths, call)
+    self._group = jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group)
+
+  def rows(self, call):
+    """The open rows of one call."""
+    import jax
+    import jax.numpy as jnp
+
+    from rlvr_jax.core import keys
+    from rlvr_jax.core import rows as rows_lib
+
+    these = slice(call * self.prompts, (call + 1) * self.prompts)
+    index = jnp.arange(self.num_rows)
+    return rows_lib.fresh(
+      jnp.asarray(self.table.tokens[these]),
+      jnp.asarray(self.table.length[these]),
+      group=self._group,
+      valid=jnp.ones(self.num_rows, bool),
+      uid=keys.row_uids(jax.random.key(call), 0, self._group, index),
+      num_places=self.num_places,
+      max_new_tokens=jnp.asarray(self._lengths(call)),
+      temperature=1.0,
+    )
+
+
+def tick_products(policy, params, slots):
+  """Seconds of the matrix products of one token step alone, for `slots` rows.
+
+  Also returns their floating-point operations and the bytes of weights they stream.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  config = policy.config
+  layers = [params[f"layers_{i}"] for i in range(config.num_layers)]
+  head = params["embedding"].T if config.tied else params["head"]
+  shapes = [
+    layer[name].shape for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")
+  ]
+  shapes.append(head.shape)
+  weights = [layer[n] for layer in layers for n in ("q", "k", "v", "o", "gate", "up", "down")] + [
+    head
+  ]
+
+  @jax.jit
+  def products(x, weights):
+    # Each product waits for the one before it, as in a model; its result is used, so it is not dropped.
+    out = []
+    for w in weights:
+      y = x[:, : w.shape[0]] @ w
+      out.append(y.sum())
+      x = x + 1e-9 * out[-1]
+    return jnp.stack(out)
+
+  x = jnp.ones((slots, max(a for a, _ in shapes)), weights[0].dtype)
+  seconds = timed(lambda: products(x, weights), 5)
+  flops = sum(2 * slots * a * b for a, b in shapes)
+  return seconds, flops, sum(w.nbytes for w in weights)
+
+
+def timed(call, repeats):
+  """Median seconds of call(), after one that compiles."""
+  import jax
+
+  jax.block_until_ready(call())
+  seconds = []
+  for _ in range(repeats):
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    seconds.append(time.perf_counter() - began)
+  return statistics.median(seconds)
+
+
+def bench_decode(loaded, work, *, slots, calls):
+  """Yields a result for each call; the first has compiled."""
+  import jax
+  import jax.numpy as jnp
+
+  from rlvr_jax.decode import decode as engine
+
+  slots = min(slots or work.num_rows, work.num_rows)
+  parts = engine.parts_of(loaded.policy)
+  eos = jnp.asarray([-1], jnp.int32)  # nothing ends a row but its length
+  product_seconds, flops, weight_bytes = tick_products(loaded.policy, loaded.params, slots)
+  for call in range(calls):
+    rows = jax.block_until_ready(work.rows(call))
+    sizes = {"num_contexts": work.prompts, "prompt_places": work.prompt_places}
+    places = min(max(engine.PLACES, work.prompt_places), work.num_places)
+    began = time.perf_counter()
+    jax.block_until_ready(parts.start(loaded.params, rows, eos, slots, places, *sizes.values()))
+    prefill = time.perf_counter() - began
+    began = time.perf_counter()
+    _, counts = jax.block_until_ready(
+      engine.decode(
+        loaded.policy, loaded.params, rows, version=0, eos_ids=eos, slots=slots, **sizes
+      )
+    )
+    seconds = time.perf_counter() - began
+    tokens, ticks = int(counts.generated.sum()), int(counts.ticks)
+    roofline = int(counts.slot_ticks) / slots * product_seconds
+    yield {
+      "tokens_per_second": tokens / seconds,
+      "seconds": seconds,
+      "prefill_seconds": prefill,
+      "decode_tokens_per_second": tokens / max(seconds - prefill, 1e-9),
+      "tokens": tokens,
+      "prefilled": int(counts.prefilled.sum()),
+      "ticks": ticks,
+      "slot_use": tokens / int(counts.slot_ticks),
+      "roofline_fraction": roofline / max(seconds - prefill, 1e-9),
+      "product_gflops": flops / product_seconds / 1e9,
+      "weight_gb_per_second": weight_bytes / product_seconds / 1e9,
+    }
+
+
+def _rolled(loaded, work, call):
+  from rlvr_jax.decode.decode import decode
+
+  rows, _ = decode(
+    loaded.policy,
+    loaded.params,
+    work.rows(call),
+    version=0,
+    eos_ids=[-1],
+    slots=work.num_rows,
+    num_contexts=work.prompts,
+    prompt_places=work.prompt_places,
+  )
+  return rows
+
+
+def _learner(loaded, work):
+  """(learn, learner, its other arguments) for GRPO with rewards that alternate in a group."""
+  import jax
+  import jax.numpy as jnp
+
+  from rlvr_jax.core.types import Tally
+  from rlvr_jax.recipes.grpo import grpo
+  from rlvr_jax.train.config import Config
+  from rlvr_jax.train.learn import make_learn
+  from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
+
+  config, recipe = Config(), grpo()
+  optimizer = make_optimizer(config, make_schedule(config, 1))
+  learn = make_learn(
+    loaded.policy,
+    recipe,
+    optimizer,
+    num_rows=work.num_rows,
+    num_places=work.num_places,
+    num_prompts=work.prompts,
+  )
+  state = init_state(recipe, optimizer, loaded.params, num_prompts=work.prompts, seed=0)
+  zeros = jnp.zeros(work.prompts, jnp.float32)
+  counts = jnp.zeros(work.prompts, jnp.int32)
+  return (
+    learn,
+    state.learner,
+    (Tally(zeros, zeros, counts, counts), jnp.int32(0), jax.random.key(0)),
+  )
+
+
+def _rewarded(rows):
+  import jax.numpy as jnp
+
+  return rows.replace(reward=(jnp.arange(len(rows.length)) % 2).astype(jnp.float32))
+
+
+def bench_learn(loaded, work, *, slots, calls):
+  """Yields the seconds of one update of each call; the first has compiled."""
+  del slots
+  import jax
+
+  learn, learner, rest = _learner(loaded, work)
+  for call in range(calls):
+    rows = jax.block_until_ready(_rewarded(_rolled(loaded, work, call)))
+    began = time.perf_counter()
+    learner, metrics, booked = learn(learner, rows, *rest)
+    jax.block_until_ready(learner.params)
+    seconds = time.perf_counter() - began
+    params = sum(p.size for p in jax.tree.leaves(loaded.params))
+    yield {
+      "seconds": seconds,
+      "computed_tokens": int(booked["computed"]),
+      "trained_tokens": int(booked["trained"].sum()),
+      "sharing": metrics["perf/sharing"],
+      "gflops": 6 * params * int(booked["computed"]) / seconds / 1e9,
+    }
+
+
+def bench_step(loaded, work, *, slots, calls):
+  """Yields the seconds of a GRPO step, rollout and update, of each call; the first has compiled."""
+  del slots
+  import jax
+
+  learn, learner, rest = _learner(loaded, work)
+  for call in range(calls):
+    began = time.perf_counter()
+    rows = jax.block_until_ready(_rolled(loaded._replace(params=learner.params), work, call))
+    rollout = time.perf_counter() - began
+    learner, _, booked = learn(learner, _rewarded(rows), *rest)
+    jax.block_until_ready(learner.params)
+    seconds = time.perf_counter() - began
+    yield {
+      "seconds_per_step": seconds,
+      "rollout_seconds": rollout,
+      "learn_seconds": seconds - rollout,
+      "tokens": int(rows.response_mask.sum()),
+      "computed_tokens": int(booked["computed"]),
+      "tokens_per_second": int(rows.response_mask.sum()) / seconds,
+    }
+
+
+def run_peer(command):
+  """The JSON object on the last line that has one of a command's output.
+
+  Raises:
+    ValueError: if the command fails or prints none.
+  """
+  done = subprocess.run(command, shell=True, capture_output=True, text=True)
+  for line in reversed(done.stdout.splitlines()):
+    if line.startswith("{"):
+      return json.loads(line)
+  raise ValueError(
+    f"the peer printed no JSON line (exit status {done.returncode}): {done.stderr[-500:]}"
+  )
+
+
+def bench(kind, loaded, work, *, slots, repeats, peer=None):
+  """Medians of a benchmark, with its compilations and memory; and of the peer, if there is one."""
+  from rlvr_jax.train.metrics import CompileCounter
+
+  run = {"decode": bench_decode, "learn": bench_learn, "step": bench_step}[kind]
+  results, rivals = [], []
+  with CompileCounter() as compiled:
+    for i, result in enumerate(run(loaded, work, slots=slots, calls=repeats + 1)):
+      if i == 0:
+        first = compiled.count
+        continue
+      results.append(result)
+      if peer:
+        rivals.append(run_peer(peer)[COMPARED[kind]])
+    later = compiled.count - first
+  out = {name: statistics.median(r[name] for r in results) for name in results[0]}
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  out |= {"compilations": first, "later_compilations": later, "peak_memory_gib": peak}
+  if rivals:
+    ours, theirs = out[COMPARED[kind]], statistics.median(rivals)
+    out |= {"peer": theirs, "ratio": ours / theirs if kind == "decode" else theirs / ours}
+  return out
+
+
+def main(argv):
+  if len(argv) != 2 or argv[1] not in KINDS:
+    raise app.UsageError(f"say what to measure: {', '.join(KINDS)}")
+  from rlvr_jax.models.load import load_policy
+
+  numbers = {"prompts": _PROMPTS, "group": _GROUP, "new_tokens": _NEW, "repeats": _REPEATS}
+  try:
+    for name, flag in numbers.items():
+      if flag.value < 1:
+        raise ValueError(f"--{name} must be at least 1, got {flag.value}")
+    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value, param_dtype=_DTYPE.value)
+    work = Work(
+      loaded,
+      generator=_TASK.value,
+      prompts=_PROMPTS.value,
+      group=_GROUP.value,
+      new_tokens=_NEW.value,
+      lengths=_LENGTHS.value,
+      calls=_REPEATS.value + 1,
+    )
+    out = bench(argv[1], loaded, work, slots=_SLOTS.value, repeats=_REPEATS.value, peer=_PEER.value)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  out = {"benchmark": argv[1], "policy": _POLICY.value, "rows": work.num_rows, **out}
+  if _JSON.value:
+    print(json.dumps(out))
+  else:
+    for name, value in out.items():
+      print(f"{name:28s} {value:.4g}" if isinstance(value, float) else f"{name:28s} {value}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,144 @@
+"""Two training steps on meshes of eight devices equal those on one: tokens, ledger, loss, parameters.
+
+Needs a process of its own, since the number of devices is fixed when JAX starts:
+
+  XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m pytest tests/multidevice
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from launch import meshes
+from rlvr_jax.core import ledger
+from rlvr_jax.core.types import RunState, Verdict
+from rlvr_jax.models.configs import tiny
+from rlvr_jax.models.transformer import decoder
+from rlvr_jax.recipes.grpo import grpo
+from rlvr_jax.tasks.arithmetic import arithmetic
+from rlvr_jax.tasks.table import tokenise
+from rlvr_jax.train.collect import make_collect
+from rlvr_jax.train.evaluate import make_evaluate
+from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train.state import init_state
+
+pytestmark = pytest.mark.skipif(
+  len(jax.devices()) < 8,
+  reason="needs XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX starts",
+)
+
+MESHES = ("8x1x1", "4x2x1", "2x2x2")
+PROMPTS, BUDGET, NEW, STEPS = 4, 16, 3, 2
+# Dimensions that two devices divide; ids from 18 on are padding.
+POLICY = decoder(
+  tiny(24, num_tokens=18, num_layers=1, embed_dim=32, mlp_dim=64, num_heads=4, head_dim=8)
+)
+TASK = arithmetic(operations=["copy"], train_size=12, eval_size=5)
+TABLE, _, _ = tokenise(TASK.tokenizer, TASK.train, max_length=8, sources=TASK.sources)
+HELD, _, _ = tokenise(TASK.tokenizer, TASK.evals["heldout"], max_length=8, sources=TASK.sources)
+
+
+def _starts_right(examples, ids, texts):
+  """Right if the first digit is, or if it is even: often enough that groups are mixed."""
+  good = lambda i, text: text[:1] == examples[i].answer[0] or text[:1] in ("0", "2", "4", "6", "8")
+  return [Verdict(float(good(i, text))) for i, text in zip(ids, texts)]
+
+
+class Run(NamedTuple):
+  batches: list[Any]  # rows of each step, on the host
+  metrics: list[dict[str, float]]
+  state: RunState
+  shardings: Any  # of the parameters after the last step
+  evaluated: tuple
+
+
+@functools.lru_cache
+def _run(mesh, keep=BUDGET):
+  """Steps on a mesh; `keep` rows of each batch are left, the others become padding."""
+  placement = meshes.place(mesh).placement
+  recipe, optimizer = grpo(), optax.adamw(1e-2)
+  params = POLICY.init(jax.random.key(0))
+  params = {**params, "embedding": 12 * params["embedding"]}
+  collect = make_collect(
+    POLICY, recipe, TABLE, functools.partial(_starts_right, TASK.train), TASK.tokenizer.decode,
+    prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=TASK.tokenizer.eos_ids,
+    sources=TASK.sources, constrain=placement.rows,
+  )  # fmt: skip
+  learn = make_learn(
+    POLICY, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places,
+    num_prompts=len(TASK.train), bin_tokens=16, lanes=placement.lanes, constrain=placement.rows,
+  )  # fmt: skip
+  state = init_state(recipe, optimizer, params, num_prompts=len(TASK.train), seed=0)
+  state = placement.state(state, POLICY)
+  batches, metrics = [], []
+  for _ in range(STEPS):
+    learner, collector, books = state.learner, state.collector, state.ledger
+    collector, batch, books, _ = collect(
+      learner.params, learner.step, learner.control, collector, books
+    )
+    rows = batch.rows.replace(valid=batch.rows.valid & (jnp.arange(BUDGET) < keep))
+    key = jax.random.wrap_key_data(collector.key)
+    learner, learned, booked = learn(learner, rows, batch.tally, collector.epoch, key)
+    state = RunState(learner, collector, ledger.book(books, booked))
+    batches.append(jax.device_get(rows))
+    metrics.append(batch.metrics | learned)
+  shardings = jax.tree.map(lambda p: p.sharding, state.learner.params)
+  evaluate = make_evaluate(
+    POLICY, "heldout", HELD, ["copy"] * len(HELD.length),
+    functools.partial(_starts_right, TASK.evals["heldout"]), TASK.tokenizer.decode, samples=1,
+    rows=BUDGET, max_new_tokens=NEW, temperature=1.0, eos_ids=TASK.tokenizer.eos_ids, seed=0,
+    constrain=placement.rows,
+  )  # fmt: skip
+  return Run(batches, metrics, jax.device_get(state), shardings, evaluate(state.learner.params))
+
+
+def _equal(one, many):
+  for a, b in zip(one.batches, many.batches):
+    for name in ("tokens", "length", "status", "uid", "prompt_id", "group", "valid", "reward"):
+      np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    np.testing.assert_allclose(a.full_logprobs, b.full_logprobs, atol=1e-5)
+  jax.tree.map(np.testing.assert_array_equal, one.state.ledger, many.state.ledger)
+  jax.tree.map(np.testing.assert_array_equal, one.state.collector, many.state.collector)
+  for a, b in zip(one.metrics, many.metrics):
+    assert set(a) == set(b)
+    for name in a:
+      np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-5, err_msg=name)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)
+  jax.tree.map(compare, one.state.learner.params, many.state.learner.params)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_t2_eight_devices_equal_one(mesh):
+  one, many = _run("cpu1"), _run(mesh)
+  _equal(one, many)
+  assert one.metrics[0]["policy/grad_norm"] > 0
+  assert one.metrics[0]["mismatch/logp_diff_max"] < 1e-5
+  assert not ledger.balance(many.state.ledger).any()
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_evaluation_of_a_set_that_the_mesh_does_not_divide(mesh):
+  """Five prompts on eight devices."""
+  (metrics, tokens), (expected, count) = _run(mesh).evaluated, _run("cpu1").evaluated
+  assert tokens == count
+  assert metrics == pytest.approx(expected)
+
+
+def test_t67_a_device_whose_rows_are_all_masked():
+  """Six rows of sixteen are left: with two a device, five devices have nothing."""
+  one, many = _run("cpu1", 6), _run("8x1x1", 6)
+  _equal(one, many)
+  assert one.metrics[0]["policy/grad_norm"] > 0
+
+
+def test_parameters_lie_where_the_mesh_says():
+  spec = {name: tuple(s.spec) for name, s in _run("2x2x2").shardings["layers_0"].items()}
+  assert spec["q"] == ("fsdp", "tensor")
+  assert spec["o"] == ("tensor", "fsdp")
+  assert spec["down"] == ("tensor", "fsdp")
+  assert tuple(_run("2x2x2").shardings["embedding"].spec) == ("tensor", "fsdp")
