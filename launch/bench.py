@@ -232,7 +232,8 @@ def _learner(loaded, work):
     num_places=work.num_places,
     num_prompts=work.prompts,
   )
-  state = init_state(recipe, optimizer, loaded.params, num_prompts=work.prompts, seed=0)
+  params = jax.tree.map(jnp.copy, loaded.params)
+  state = init_state(recipe, optimizer, params, num_prompts=work.prompts, seed=0)
   zeros = jnp.zeros(work.prompts, jnp.float32)
   counts = jnp.zeros(work.prompts, jnp.int32)
   return (

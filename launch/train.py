@@ -40,6 +40,7 @@ def run(config, workdir):
   from rlvr_jax.tasks import TASKS
   from rlvr_jax.train import config as configs
   from rlvr_jax.train import loop, plots
+  from rlvr_jax.train.checkpoint import Checkpointer
   from rlvr_jax.train.metrics import METRICS_FILE
 
   placed = meshes.place(config.mesh)
@@ -56,13 +57,15 @@ def run(config, workdir):
   workdir = configs.claim_workdir(workdir, config)
   print(configs.to_json(config))
   print(f"loaded {config.policy} in {time.perf_counter() - began:.1f} s")
-  fresh = not (workdir / "checkpoints").exists()
+  with Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints:
+    fresh = checkpoints.latest() is None
   if config.warm_start_steps and fresh:
     loaded = loaded._replace(params=_warm_start(config, loaded, recipe, task))
+  params, loaded = [loaded.params], loaded._replace(params=None)
   outcome = loop.train(
     config,
     loaded.policy,
-    loaded.params,
+    params.pop(),  # taken over: nothing here keeps a second copy alive
     loaded.tokenizer,
     recipe,
     task,

@@ -102,6 +102,7 @@ class Packed(flax.struct.PyTreeNode):
   source: Array  # int32 [bins,R], place in the bin whose hidden state predicts `target`
   target: Array  # int32 [bins,R], the token predicted
   temperature: Array  # float32 [bins,R]
+  num_reads: Array  # int32 [bins], reads in use; they come first
   place: Array  # int32 [N,T], index into the flat [bins*R] reads; bins*R where there is none
   row_bin: Array  # int32 [N], the bin that holds the row; -1: in none
   num_bins: Array  # int32 [], bins in use

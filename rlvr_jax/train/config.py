@@ -361,7 +361,8 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
     The path.
 
   Raises:
-    ValueError: if the workdir belongs to another config, or its config.json cannot be read.
+    ValueError: if the workdir belongs to another config, its config.json cannot be read, or it cannot
+      be written.
   """
   path = Path(path)
   file = path / CONFIG_FILE
@@ -379,10 +380,13 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
         + "\nUse another workdir for a new run. To resume this one, give its own config"
         + f" (only {', '.join(may_change)} may change)."
       )
-  path.mkdir(parents=True, exist_ok=True)
   temporary = path / f"{CONFIG_FILE}.{os.getpid()}.tmp"
-  temporary.write_text(to_json(config))
-  temporary.replace(file)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(to_json(config))
+    temporary.replace(file)
+  except OSError as error:
+    raise ValueError(f"cannot write the workdir {path}: {error}") from error
   return path
 
 

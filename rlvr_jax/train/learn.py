@@ -31,17 +31,36 @@ class Prepared(NamedTuple):
 def bin_stats(policy: Policy, params, packed: Packed, first, lanes: int) -> TokenStats:
   """TokenStats of the rows in bins [first, first + lanes); 0 for all other rows."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, lanes)
-  tokens, source, target = cut(packed.tokens), cut(packed.source), cut(packed.target)
+  tokens, source = cut(packed.tokens), cut(packed.source)
   view = Spans(cut(packed.stop))
   everywhere = jnp.ones(tokens.shape, bool)
   hidden, _ = policy.hidden(params, tokens, cut(packed.position), everywhere, view)
   hidden = jnp.take_along_axis(hidden, source[:, :, None], 1)
-  flat = policy.logits(params, hidden).reshape(target.size, -1)
-  z = law.temper(flat, cut(packed.temperature).reshape(-1))
-  logprobs = law.logprob(z, target.reshape(-1))
-  local = packed.place - first * target.shape[1]
+  reads = cut(packed.target), cut(packed.temperature)
+  logprobs = _read(policy, params, hidden, *reads, cut(packed.num_reads).max()).reshape(-1)
+  local = packed.place - first * source.shape[1]
   local = jnp.where(local < 0, len(logprobs), local)  # a negative index would count from the end
   return TokenStats(logprobs=logprobs.at[local].get(mode="fill", fill_value=0.0))
+
+
+def _read(policy, params, hidden, target, temperature, num_reads):
+  """float32 [lanes,R]: log-probs of target [lanes,R] after hidden [lanes,R,E]; 0 from num_reads on.
+
+  The head is a fifth of a small model, and most bins hold few reads: it runs on as many quarters of the
+  places as it must. Its logits are made again in the backward pass: on a CPU as fast as keeping them.
+  """
+  lanes, most = target.shape
+
+  def first(size, params, hidden, target):
+    z = policy.logits(params, hidden[:, :size]).reshape(lanes * size, -1)
+    z = law.temper(z, temperature[:, :size].reshape(-1))
+    logprobs = law.logprob(z, target[:, :size].reshape(-1)).reshape(lanes, size)
+    return jnp.pad(logprobs, ((0, 0), (0, most - size)))
+
+  sizes = sorted({-(-most * i // 4) for i in (1, 2, 3, 4)})
+  branches = [jax.checkpoint(functools.partial(first, size)) for size in sizes]
+  index = sum((num_reads > size).astype(jnp.int32) for size in sizes[:-1])
+  return jax.lax.switch(jnp.asarray(index), branches, params, hidden, target)
 
 
 def token_stats(policy: Policy, params, packed: Packed, *, lanes: int = 1) -> TokenStats:
@@ -195,7 +214,10 @@ def _apply(optimizer, grads, learner, finite):
   grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)
   updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
   params = optax.apply_updates(learner.params, updates)
-  keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+  # optax hands moments of bfloat16 parameters back in float32: the state keeps its types.
+  keep = lambda new, old: jax.tree.map(
+    lambda a, b: jnp.where(finite, a.astype(b.dtype), b), new, old
+  )
   return keep(params, learner.params), keep(opt_state, learner.opt_state)
 
 

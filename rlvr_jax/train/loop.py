@@ -107,6 +107,8 @@ def train(
 ) -> Outcome:
   """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
 
+  The parameters are taken over, not copied: see train.state.init_state.
+
   Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
   parameters before its update scored; the last object holds the final evaluation), checkpoints/, and
   what the loggers write.
@@ -158,7 +160,7 @@ def train(
     )
     evaluate = _evaluations(config, policy, tokenizer, held, pool, placement)
     state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
-    del params  # the state holds a copy; the caller may still hold the original
+    del params  # the state has taken them over
     state = placement.state(state, policy)
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
@@ -212,7 +214,9 @@ def train(
           progress.print_samples(step, _shown(batch, prompts.examples))
         bad = 0 if finite else bad + 1
         if not finite:
-          progress.print(f"step {step}: logits, loss or gradient are not finite; nothing was learned")
+          progress.print(
+            f"step {step}: logits, loss or gradient are not finite; nothing was learned"
+          )
         if bad >= config.max_bad_steps:
           raise NotFinite(_dump(workdir, step, batch, bad))
         if stop.requested:

@@ -32,14 +32,14 @@ def layout(num_rows: int, num_places: int, *, bin_tokens: int = 0, bin_reads: in
 
   Args:
     bin_tokens: places of a bin; 0 chooses. Bigger bins repeat fewer prefixes and take more memory.
-    bin_reads: log-probs of a bin; 0 takes half of bin_tokens, since prompts are not predicted.
+    bin_reads: log-probs of a bin, at most; 0 takes bin_tokens. Only a bin with many pays for many.
 
   Raises:
     ValueError: if a row would not fit a bin.
   """
   longest = max(num_places - 1, 1)  # the last token of a row predicts nothing
   bin_tokens = bin_tokens or max(256, -(-longest // 128) * 128)
-  bin_reads = bin_reads or max(bin_tokens // 2, longest)
+  bin_reads = bin_reads or bin_tokens
   if min(bin_tokens, bin_reads) < longest:
     raise ValueError(
       f"bins of {bin_tokens} tokens and {bin_reads} reads cannot hold a row of {longest}; "
@@ -107,6 +107,7 @@ class _Walk:
     self.source = np.zeros(reads, np.int32)
     self.target = np.zeros(reads, np.int32)
     self.temperature = np.ones(reads, np.float32)
+    self.num_reads = np.zeros(bins, np.int32)
     self.place = np.full((num_rows, num_places), bins * sizes.bin_reads, np.int32)
     self.row_bin = np.full(num_rows, -1, np.int32)
     self.bin = self.used = self.reads = self.placed = 0
@@ -140,6 +141,7 @@ class _Walk:
     self.temperature[b, at] = temperature
     self.read_at[ask] = at
     self.reads += len(ask)
+    self.num_reads[b] = self.reads
     mine = np.flatnonzero(wanted)
     self.place[row, mine] = b * self.sizes.bin_reads + self.read_at[mine]
     self.row_bin[row] = b
@@ -166,6 +168,7 @@ class _Walk:
       "source": self.source,
       "target": self.target,
       "temperature": self.temperature,
+      "num_reads": self.num_reads,
       "place": self.place,
       "row_bin": self.row_bin,
       "num_bins": in_use,

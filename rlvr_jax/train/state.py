@@ -43,8 +43,10 @@ def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTr
 
 
 def init_state(recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int) -> RunState:
-  """The state before step 0. Parameters are copied, since the learner donates its state."""
-  params = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
+  """The state before step 0. It takes the parameters over: the learner donates its state, so the caller's
+  arrays are gone after the first update. Copy them before, if they are still wanted.
+  """
+  params = jax.tree.map(jnp.asarray, params)
   key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 0))
   learner = Learner(
     params=params,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from rlvr_jax.core import keys
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import EOS, ERROR, KILLED, LENGTH, OPEN, Spans
+from rlvr_jax.decode import decode as engine
 from rlvr_jax.decode.decode import decode
 from rlvr_jax.decode.logits import Truncation
 from rlvr_jax.models.configs import tiny
@@ -224,6 +225,33 @@ def test_equals_the_naive_loop_on_anything(seed, version, truncate):
 @pytest.mark.parametrize("slots", [1, 8])
 def test_the_number_of_slots_does_not_matter(whole, slots):
   _same(_run(_rows(), slots=slots)[0], whole[0])
+
+
+@pytest.mark.parametrize("slots", [3, 8])
+def test_other_sizes_on_the_way_do_not_matter(whole, slots, monkeypatch):
+  """Slots cut to one, cache places that grow from 6 to 12 to 14, prompts read two tokens at a time."""
+  for name, value in (("PLACES", 1), ("MIN_SLOTS", 1), ("SHRINK", 2), ("PREFILL", 2)):
+    monkeypatch.setattr(engine, name, value)
+  policy = POLICY._replace(logits=lambda *args: POLICY.logits(*args))  # shares nothing compiled
+  run = _decode(policy, slots)
+  half = _cut(whole[0], [7, 2, 10, 1, 0, 6, 3, 0])
+  _same(run(_params(), half, jnp.int32(0), EOS_IDS, None)[0], whole[0])
+  rows, counts = run(_params(), _rows(), jnp.int32(0), EOS_IDS, None)
+  _same(rows, whole[0])
+  np.testing.assert_array_equal(counts.generated, whole[1].generated)
+  np.testing.assert_array_equal(counts.prefilled, whole[1].prefilled)
+  new = np.asarray(counts.generated)
+  assert int(counts.ticks) == _schedule(new, slots)
+  assert new.sum() <= int(counts.slot_ticks) < int(counts.ticks) * slots
+
+
+def test_the_rows_that_came_in_are_left_alone(whole):
+  """Parts of the state are donated on the way; what the caller holds is not."""
+  rows = _rows()
+  before = jax.tree.map(np.array, rows)
+  _run(rows)
+  jax.tree.map(np.testing.assert_array_equal, rows, before)
+  jax.tree.map(np.array, _params())
 
 
 def test_the_order_of_rows_does_not_matter(whole):

@@ -22,6 +22,7 @@ from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.tasks.arithmetic import arithmetic
 from rlvr_jax.tasks.table import tokenise
+from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import make_collect
 from rlvr_jax.train.evaluate import make_evaluate
 from rlvr_jax.train.learn import make_learn
@@ -52,18 +53,15 @@ def _starts_right(examples, ids, texts):
 class Run(NamedTuple):
   batches: list[Any]  # rows of each step, on the host
   metrics: list[dict[str, float]]
-  state: RunState
-  shardings: Any  # of the parameters after the last step
+  state: RunState  # after the last step, where the mesh put it
   evaluated: tuple
 
 
 @functools.lru_cache
-def _run(mesh, keep=BUDGET):
-  """Steps on a mesh; `keep` rows of each batch are left, the others become padding."""
+def _parts(mesh):
+  """(start, collect, learn, evaluate) on a mesh."""
   placement = meshes.place(mesh).placement
   recipe, optimizer = grpo(), optax.adamw(1e-2)
-  params = POLICY.init(jax.random.key(0))
-  params = {**params, "embedding": 12 * params["embedding"]}
   collect = make_collect(
     POLICY, recipe, TABLE, functools.partial(_starts_right, TASK.train), TASK.tokenizer.decode,
     prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=TASK.tokenizer.eos_ids,
@@ -73,9 +71,27 @@ def _run(mesh, keep=BUDGET):
     POLICY, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places,
     num_prompts=len(TASK.train), bin_tokens=16, lanes=placement.lanes, constrain=placement.rows,
   )  # fmt: skip
-  state = init_state(recipe, optimizer, params, num_prompts=len(TASK.train), seed=0)
-  state = placement.state(state, POLICY)
-  batches, metrics = [], []
+  evaluate = make_evaluate(
+    POLICY, "heldout", HELD, ["copy"] * len(HELD.length),
+    functools.partial(_starts_right, TASK.evals["heldout"]), TASK.tokenizer.decode, samples=1,
+    rows=BUDGET, max_new_tokens=NEW, temperature=1.0, eos_ids=TASK.tokenizer.eos_ids, seed=0,
+    constrain=placement.rows,
+  )  # fmt: skip
+
+  def start():
+    params = POLICY.init(jax.random.key(0))
+    params = {**params, "embedding": 12 * params["embedding"]}
+    state = init_state(recipe, optimizer, params, num_prompts=len(TASK.train), seed=0)
+    return placement.state(state, POLICY)
+
+  return start, collect, learn, evaluate
+
+
+@functools.lru_cache
+def _run(mesh, keep=BUDGET):
+  """Steps on a mesh; `keep` rows of each batch are left, the others become padding."""
+  start, collect, learn, evaluate = _parts(mesh)
+  state, batches, metrics = start(), [], []
   for _ in range(STEPS):
     learner, collector, books = state.learner, state.collector, state.ledger
     collector, batch, books, _ = collect(
@@ -87,14 +103,7 @@ def _run(mesh, keep=BUDGET):
     state = RunState(learner, collector, ledger.book(books, booked))
     batches.append(jax.device_get(rows))
     metrics.append(batch.metrics | learned)
-  shardings = jax.tree.map(lambda p: p.sharding, state.learner.params)
-  evaluate = make_evaluate(
-    POLICY, "heldout", HELD, ["copy"] * len(HELD.length),
-    functools.partial(_starts_right, TASK.evals["heldout"]), TASK.tokenizer.decode, samples=1,
-    rows=BUDGET, max_new_tokens=NEW, temperature=1.0, eos_ids=TASK.tokenizer.eos_ids, seed=0,
-    constrain=placement.rows,
-  )  # fmt: skip
-  return Run(batches, metrics, jax.device_get(state), shardings, evaluate(state.learner.params))
+  return Run(batches, metrics, state, evaluate(state.learner.params))
 
 
 def _equal(one, many):
@@ -103,13 +112,15 @@ def _equal(one, many):
       np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     np.testing.assert_allclose(a.full_logprobs, b.full_logprobs, atol=1e-5)
   jax.tree.map(np.testing.assert_array_equal, one.state.ledger, many.state.ledger)
-  jax.tree.map(np.testing.assert_array_equal, one.state.collector, many.state.collector)
+  collectors = (jax.device_get(run.state.collector) for run in (one, many))
+  jax.tree.map(np.testing.assert_array_equal, *collectors)
   for a, b in zip(one.metrics, many.metrics):
     assert set(a) == set(b)
     for name in a:
       np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-5, err_msg=name)
   compare = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)
-  jax.tree.map(compare, one.state.learner.params, many.state.learner.params)
+  params = (jax.device_get(run.state.learner.params) for run in (one, many))
+  jax.tree.map(compare, *params)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -137,8 +148,30 @@ def test_t67_a_device_whose_rows_are_all_masked():
 
 
 def test_parameters_lie_where_the_mesh_says():
-  spec = {name: tuple(s.spec) for name, s in _run("2x2x2").shardings["layers_0"].items()}
-  assert spec["q"] == ("fsdp", "tensor")
-  assert spec["o"] == ("tensor", "fsdp")
-  assert spec["down"] == ("tensor", "fsdp")
-  assert tuple(_run("2x2x2").shardings["embedding"].spec) == ("tensor", "fsdp")
+  params = _run("2x2x2").state.learner.params
+  where = lambda x: tuple(x.sharding.spec)
+  assert where(params["layers_0"]["q"]) == ("fsdp", "tensor")
+  assert where(params["layers_0"]["o"]) == ("tensor", "fsdp")
+  assert where(params["layers_0"]["down"]) == ("tensor", "fsdp")
+  assert where(params["embedding"]) == ("tensor", "fsdp")
+  moments = _run("2x2x2").state.learner.opt_state[0]
+  assert where(moments.mu["layers_0"]["q"]) == ("fsdp", "tensor")
+
+
+def test_a_checkpoint_moves_to_another_mesh(tmp_path):
+  """Saved on one mesh, restored onto the shardings of another, bit for bit."""
+  saved, like = _run("2x2x2").state, _parts("4x2x1")[0]()
+  with Checkpointer(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(saved)
+    restored = checkpoints.restore(like)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(saved))
+  sharding = lambda x: getattr(x, "sharding", None)
+  assert jax.tree.map(sharding, restored) == jax.tree.map(sharding, like)
+
+
+def test_dimensions_that_the_mesh_does_not_divide_are_named():
+  odd = decoder(tiny(23, num_layers=1))
+  state = init_state(grpo(), optax.sgd(1.0), odd.init(jax.random.key(0)), num_prompts=3, seed=0)
+  placement = meshes.place("2x2x2").placement
+  with pytest.raises(ValueError, match=r"embedding.* \(23, 64\): dimension 0 .*'tensor' \(2\)"):
+    placement.state(state, odd)

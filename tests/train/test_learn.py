@@ -1,5 +1,6 @@
 """The update against a plain dense [N,T,V] computation, and by enumeration on a toy policy."""
 
+import dataclasses
 import functools
 
 import jax
@@ -448,10 +449,14 @@ def test_t58_no_batch_recompiles(rows):
   assert int(learner.step) == 22
 
 
-def test_the_learner_keeps_its_types(rows):
-  kind = lambda x: (x.shape, x.dtype, x.weak_type)
-  before = jax.tree.map(kind, _learner())
-  assert jax.tree.map(kind, _update(rows)[0]) == before
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_learner_keeps_its_types(rows, dtype):
+  """Or the second step would compile again, and a checkpoint would not fit a fresh state."""
+  policy = decoder(dataclasses.replace(POLICY.config, dtype=dtype, param_dtype=dtype))
+  learner = _learner(ADAM, policy.init(jax.random.key(0)))
+  before = toy.kinds(learner)
+  assert toy.kinds(_update(rows, learner, policy=policy, optimizer=ADAM)[0]) == before
+  assert learner.params["embedding"].dtype == dtype
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

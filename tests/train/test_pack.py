@@ -90,6 +90,7 @@ def _check(tokens, wanted, temperature, sizes, lanes):
   reads = np.unique(packed.place[packed.place < nowhere])
   for b in range(bins):
     mine = reads[reads // sizes.bin_reads == b] % sizes.bin_reads
+    assert mine.tolist() == list(range(packed.num_reads[b]))
     used = packed.source[b, mine].max() + 1 if len(mine) else 0
     for u in range(
       used, sizes.bin_tokens
@@ -227,6 +228,6 @@ def test_a_bin_must_hold_a_row(kwargs, longest):
 
 
 def test_layout_by_hand():
-  assert pack.layout(64, 80) == (64, 256, 128)  # one row of 79 reads in a bin of 128
-  assert pack.layout(64, 80, bin_tokens=512) == (22, 512, 256)  # three rows in each
-  assert pack.layout(4, 1) == (1, 256, 128)
+  assert pack.layout(64, 80) == (22, 256, 256)  # three rows of 79 in each
+  assert pack.layout(64, 80, bin_tokens=512) == (11, 512, 512)  # six rows in each
+  assert pack.layout(4, 1) == (1, 256, 256)
