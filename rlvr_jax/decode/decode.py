@@ -9,7 +9,7 @@ of refill (exact in float32 on a CPU).
 A segment is one jitted loop of ticks. It runs until the work is done, or until it pays to go on with
 other sizes: with fewer slots, when the queue is empty and few rows are left, or with more cache places,
 when a row has filled those there are. The host then re-enters the loop compiled for those sizes. It reads
-three numbers a segment, nothing a token.
+two numbers a segment, nothing a token.
 """
 
 import functools
@@ -95,7 +95,7 @@ def decode(
   prompts, state = parts.start(params, rows, eos_ids, slots, places, num_contexts, prompt_places)
   while True:
     state, report = parts.segment(params, prompts, state, version, eos_ids, rule)
-    live, filled, done = jax.device_get(report).tolist()
+    filled, done = jax.device_get(report).tolist()
     if done:
       return state.rows, state.counts
     slots, places = len(state.slot_row), state.cache.places
@@ -103,19 +103,12 @@ def decode(
       state = parts.resize(state, slots, min(2 * places, t))
     else:
       prompts = None  # slots shrink when the queue is empty
-      state = parts.resize(state, _fewer(slots, live), places)
+      state = parts.resize(state, _smaller(slots), places)
 
 
 def _smaller(slots):
   """The next size below, if there is one."""
   return max(-(-slots // SHRINK), min(MIN_SLOTS, slots))
-
-
-def _fewer(slots, live):
-  """The smallest size that holds the live rows."""
-  while _smaller(slots) < slots and live <= _smaller(slots):
-    slots = _smaller(slots)
-  return slots
 
 
 class _Model(NamedTuple):
@@ -183,7 +176,7 @@ def _parts(hidden, logits, init_cache) -> Parts:
 def _segment(policy, params, prompts, state, version, eos_ids, rule):
   """Ticks until done or until other sizes are better.
 
-  Returns the state, and int32 [3]: live rows, places needed, whether all is done.
+  Returns the state, and int32 [2]: places in use, whether all is done.
   """
   t = state.rows.tokens.shape[1]
   slots, places = len(state.slot_row), state.cache.places
@@ -209,7 +202,7 @@ def _segment(policy, params, prompts, state, version, eos_ids, rule):
     return tick(jax.lax.cond(ready, admit, lambda s: s, state))
 
   state = jax.lax.while_loop(go_on, tick if prompts is None else refill, state)
-  report = jnp.stack([_live(state).sum(), filled(state), ~work(state)]).astype(jnp.int32)
+  report = jnp.stack([filled(state), ~work(state)]).astype(jnp.int32)
   return state, report
 
 

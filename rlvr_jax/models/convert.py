@@ -1,6 +1,7 @@
 """Weights from and to Hugging Face folders (safetensors), and from GGUF files."""
 
 import contextlib
+import functools
 import json
 import pathlib
 import shutil
@@ -275,6 +276,14 @@ def open_gguf(path: str | pathlib.Path) -> gguf.GGUFReader:
   path = pathlib.Path(path)
   if not path.exists():
     raise ValueError(f"{path} does not exist")
+  facts = path.stat()
+  return _opened(path.resolve(), facts.st_size, facts.st_mtime_ns)
+
+
+@functools.lru_cache(
+  maxsize=1
+)  # weights and tokenizer come from one file; indexing it takes seconds
+def _opened(path: pathlib.Path, size: int, modified: int) -> gguf.GGUFReader:
   with _reading(path):
     return gguf.GGUFReader(path)
 

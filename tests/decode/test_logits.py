@@ -85,6 +85,12 @@ def test_ties_with_the_last_token_kept_are_kept(rule, kept):
   assert _kept(_law([2.0, 2.0, 2.0, 1.0, 1.0, -1.0], **rule)[1]) == kept
 
 
+def test_neighbours_in_float32_are_no_ties():
+  row = [1.0, float(np.nextafter(np.float32(1), np.float32(0))), -2.0]
+  assert _kept(_law(row, top_k=1)[1]) == {0}
+  assert _kept(_law(row, top_p=0.3)[1]) == {0}
+
+
 def test_top_p_is_of_what_top_k_left():
   # Of [.4 .3 .2 .1], .6 needs two tokens; of the two that top-k leaves, [.571 .429], .6 needs both,
   # and .5 only one, where .5 of the whole needs two.
