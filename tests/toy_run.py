@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import PromptTable, Recipe, RunState, Verdict
+from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.types import PromptTable, Recipe, RunState
 from rlvr_jax.train.collect import make_collect
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import CompileCounter

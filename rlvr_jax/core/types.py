@@ -13,11 +13,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from rlvr_jax.core.records import Example as Example
-from rlvr_jax.core.records import Task as Task
-from rlvr_jax.core.records import Tokenizer as Tokenizer
-from rlvr_jax.core.records import Verdict as Verdict
-
 Array = jax.Array
 Params = Any  # a pytree of arrays
 Knobs = Mapping[str, Array]  # numbers that controllers adapt during a run

@@ -23,7 +23,7 @@ from rlvr_jax.core.types import EOS, ERROR, LENGTH, OPEN, Array, KVCache, Policy
 from rlvr_jax.decode import logits as law
 
 SHRINK = 4  # slots are cut to a quarter once a quarter suffices
-MIN_SLOTS = 8  # fewer cost about the same: a tick then only streams the weights
+MIN_SLOTS = 16  # fewer cost about the same: a tick then only streams the weights
 PLACES = 256  # cache places to begin with; doubled when a row fills them
 PREFILL = 128  # prompt tokens computed at a time
 

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from rlvr_jax.core import table
-from rlvr_jax.core.types import Params, Policy, Tokenizer
+from rlvr_jax.core.records import Tokenizer
+from rlvr_jax.core.types import Params, Policy
 from rlvr_jax.models.configs import HUB, ModelConfig, from_hf, tiny
 from rlvr_jax.models.convert import Place, load_gguf, load_hf, on_default_device, save_hf
 from rlvr_jax.models.tokenizer import from_folder, from_gguf

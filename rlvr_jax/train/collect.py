@@ -16,6 +16,7 @@ import numpy as np
 
 from rlvr_jax.core import groups, keys, ledger
 from rlvr_jax.core import rows as rows_lib
+from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import (
   ERROR,
   Candidates,
@@ -28,7 +29,6 @@ from rlvr_jax.core.types import (
   Rows,
   Selection,
   Tally,
-  Verdict,
 )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from rlvr_jax.core import keys
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Policy, PromptTable, Verdict
+from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.types import Policy, PromptTable
 from rlvr_jax.decode.decode import decode
 from rlvr_jax.train.collect import completions
 

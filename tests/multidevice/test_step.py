@@ -16,7 +16,8 @@ import pytest
 
 from launch import meshes
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import RunState, Verdict
+from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.types import RunState
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo

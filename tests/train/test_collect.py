@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import Allocator, Collector, PromptTable, Verdict
+from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.types import Allocator, Collector, PromptTable
 from rlvr_jax.recipes.dapo import dapo
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.train.collect import make_collect

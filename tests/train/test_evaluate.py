@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.core.types import PromptTable, Verdict
+from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.types import PromptTable
 from rlvr_jax.train.evaluate import make_evaluate, pass_at_k, summarise
 from rlvr_jax.train.metrics import find
 from tests import toy

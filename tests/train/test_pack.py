@@ -153,6 +153,13 @@ def test_a_shared_prompt_by_hand():
   assert len(np.unique(packed.place[packed.place < packed.source.size])) == 5
 
 
+def test_a_place_that_one_row_wants_and_the_next_does_not():
+  """Rows 1 2 3, 1 4 5 and 1 4 6: the second skips the place whose read the third asks for."""
+  tokens = np.array([[1, 2, 3], [1, 4, 5], [1, 4, 6]])
+  wanted = np.array([[0, 1, 1], [0, 0, 1], [0, 1, 1]], bool)
+  _check(tokens, wanted, _ones(3), pack.layout(3, 3, bin_tokens=16), 1)
+
+
 def test_equal_rows_share_everything():
   tokens = np.tile([[3, 1, 2, 2]], (5, 1))
   packed, info = _check(tokens, _wanted(5, 1, 4), _ones(5), pack.layout(5, 4, bin_tokens=8), 1)
