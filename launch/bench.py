@@ -10,6 +10,7 @@ Seconds are medians of --repeats calls after one that compiles; every call rolls
 medians is printed.
 """
 
+import functools
 import json
 import resource
 import statistics
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
 _POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
 _PROMPTS = flags.DEFINE_integer("prompts", 4, "Prompts of a call.")
@@ -249,9 +250,8 @@ def _rewarded(rows):
   return rows.replace(reward=(jnp.arange(len(rows.length)) % 2).astype(jnp.float32))
 
 
-def bench_learn(loaded, work, *, slots, calls):
+def bench_learn(loaded, work, *, calls):
   """Yields the seconds of one update of each call; the first has compiled."""
-  del slots
   import jax
 
   learn, learner, rest = _learner(loaded, work)
@@ -271,9 +271,8 @@ def bench_learn(loaded, work, *, slots, calls):
     }
 
 
-def bench_step(loaded, work, *, slots, calls):
+def bench_step(loaded, work, *, calls):
   """Yields the seconds of a GRPO step, rollout and update, of each call; the first has compiled."""
-  del slots
   import jax
 
   learn, learner, rest = _learner(loaded, work)
@@ -313,10 +312,11 @@ def bench(kind, loaded, work, *, slots, repeats, peer=None):
   """Medians of a benchmark, with its compilations and memory; and of the peer, if there is one."""
   from rlvr_jax.train.metrics import CompileCounter
 
-  run = {"decode": bench_decode, "learn": bench_learn, "step": bench_step}[kind]
+  decode = functools.partial(bench_decode, slots=slots)
+  run = {"decode": decode, "learn": bench_learn, "step": bench_step}[kind]
   results, rivals = [], []
   with CompileCounter() as compiled:
-    for i, result in enumerate(run(loaded, work, slots=slots, calls=repeats + 1)):
+    for i, result in enumerate(run(loaded, work, calls=repeats + 1)):
       if i == 0:
         first = compiled.count
         continue
@@ -334,6 +334,7 @@ def bench(kind, loaded, work, *, slots, repeats, peer=None):
 
 
 def main(argv):
+  logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
   if len(argv) != 2 or argv[1] not in KINDS:
     raise app.UsageError(f"say what to measure: {', '.join(KINDS)}")
   from rlvr_jax.models.load import load_policy
@@ -343,6 +344,8 @@ def main(argv):
     for name, flag in numbers.items():
       if flag.value < 1:
         raise ValueError(f"--{name} must be at least 1, got {flag.value}")
+    if _SLOTS.value and argv[1] != "decode":
+      raise ValueError("--slots is for decode; the others decode all rows at once")
     loaded = load_policy(_POLICY.value, dtype=_DTYPE.value, param_dtype=_DTYPE.value)
     work = Work(
       loaded,

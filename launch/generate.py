@@ -6,7 +6,7 @@ python -m launch.generate --policy=smollm2-135m --prompt="What is 2+2?" --max_ne
 import json
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
 _POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
 _PROMPT = flags.DEFINE_string("prompt", None, "Text of the prompt.")
@@ -95,6 +95,7 @@ def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples,
 
 
 def main(argv):
+  logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
   if _PROMPT.value is None:

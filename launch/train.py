@@ -33,7 +33,14 @@ def build_config():
 
 
 def run(config, workdir):
-  """Builds what the config names, and trains. Returns train.loop.Outcome."""
+  """Builds what the config names, and trains, alone in the workdir. Returns train.loop.Outcome."""
+  from rlvr_jax.train import config as configs
+
+  with configs.hold_workdir(workdir):
+    return _run(config, workdir)
+
+
+def _run(config, workdir):
   from launch import meshes
   from rlvr_jax.models.load import export_policy, load_policy
   from rlvr_jax.recipes import RECIPES
@@ -113,7 +120,7 @@ def main(argv):
   except loop.Interrupted as stopped:
     print(stopped)
     sys.exit(130)
-  except (ValueError, loop.NotFinite) as error:
+  except (ValueError, ImportError, loop.NotFinite) as error:
     if os.environ.get("RLVR_TRACEBACK"):
       raise
     sys.exit(f"error: {error}")

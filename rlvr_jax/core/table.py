@@ -41,8 +41,8 @@ def build(kind: str, name: str, table: Mapping[str, str], args: Mapping[str, Any
   """What the factory behind a name returns.
 
   Raises:
-    ValueError: for an unknown name, or an argument the factory does not take (with the close ones). A
-      factory may hand its **options on to another one of the table.
+    ValueError: for an unknown name, an argument the factory does not take (with the close ones), one that
+      is missing or of the wrong type. A factory may hand its **options on to another one of the table.
   """
   factory: Callable = resolve(kind, name, table)
   accepted = set(inspect.signature(factory).parameters)
@@ -51,7 +51,7 @@ def build(kind: str, name: str, table: Mapping[str, str], args: Mapping[str, Any
   except TypeError as error:
     refused = re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(error))
     if refused is None:
-      raise
+      raise ValueError(f"{kind} {name!r}: {error}") from error
     if refused[1] in table:
       accepted |= set(inspect.signature(resolve(kind, refused[1], table)).parameters)
-    raise unknown(f"argument of {kind} {name!r}", refused[2], accepted - {"options"}) from error
+    raise unknown(f"argument of {kind} {name!r}:", refused[2], accepted - {"options"}) from error

@@ -22,7 +22,7 @@ OPEN, EOS, LENGTH, KILLED, ERROR = range(5)
 STATUS_NAMES = ("open", "eos", "length", "killed", "error")
 
 
-# -{99}
+# --------------------------------------------------------------------------------------------------
 # The data path
 
 
@@ -103,7 +103,7 @@ class Packed(flax.struct.PyTreeNode):
   num_bins: Array  # int32 [], bins in use
 
 
-# -{99}
+# --------------------------------------------------------------------------------------------------
 # Views: what a token may attend to
 
 
@@ -150,7 +150,7 @@ class Policy(NamedTuple):
   config: Any = None
 
 
-# -{99}
+# --------------------------------------------------------------------------------------------------
 # Prompts, beliefs and selection
 
 
@@ -227,7 +227,7 @@ class Feedback(flax.struct.PyTreeNode):
   step: Array  # int32 []
 
 
-# -{99}
+# --------------------------------------------------------------------------------------------------
 # Slots: bundles of functions that a recipe chooses
 
 
@@ -296,7 +296,7 @@ class Recipe(NamedTuple):
   updates: int = 1  # optimizer steps a batch
 
 
-# -{99}
+# --------------------------------------------------------------------------------------------------
 # State of a run
 
 

@@ -37,7 +37,7 @@ def truncation(*, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tru
   if not top_k and top_p == 1.0 and not min_p:
     return None
   return Truncation(
-    top_k=jnp.asarray(top_k, jnp.int32) if top_k else None,
+    top_k=jnp.asarray(min(top_k, 2**31 - 1), jnp.int32) if top_k else None,
     top_p=jnp.asarray(top_p, jnp.float32) if top_p < 1.0 else None,
     min_p=jnp.asarray(min_p, jnp.float32) if min_p else None,
   )

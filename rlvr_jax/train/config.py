@@ -5,8 +5,10 @@ invalid one never gets as far as a compiler.
 """
 
 import ast
+import contextlib
 import copy
 import dataclasses
+import fcntl
 import importlib.util
 import json
 import math
@@ -34,6 +36,7 @@ RESUMABLE = (
   "keep_checkpoints",
   "loggers",
   "export",
+  "mesh",  # sums round otherwise on another number of devices; the run is the same
 )
 
 
@@ -353,9 +356,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
 def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
   """Makes `path` the workdir of `config`, or checks that it is.
 
-  Writes config.json when there is none. When there is one, the run is being resumed: the two must
-  agree in all but RESUMABLE, whose new values are written. `steps` must agree too unless the
-  schedule is constant, since the learning rate depends on it.
+  Writes config.json when there is none. When there is one and the run has begun (it has a checkpoint
+  or a row of metrics), it is being resumed: the two must agree in all but RESUMABLE, whose new values
+  are written. `steps` must agree too unless the schedule is constant, since the learning rate depends
+  on it, and may not lie before the newest checkpoint.
 
   Returns:
     The path.
@@ -366,7 +370,10 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
   """
   path = Path(path)
   file = path / CONFIG_FILE
-  if file.exists():
+  reached = _reached(path)
+  if reached is not None and config.steps < reached:
+    raise ValueError(f"{path} has a checkpoint of step {reached}, past steps = {config.steps}")
+  if file.exists() and (reached is not None or _rows_of(path)):
     try:
       old = from_json(file.read_text())
     except ValueError as error:
@@ -388,6 +395,46 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
   except OSError as error:
     raise ValueError(f"cannot write the workdir {path}: {error}") from error
   return path
+
+
+def _reached(workdir: Path) -> int | None:
+  """Step of the newest checkpoint folder; None if there is none."""
+  folder = workdir / "checkpoints"
+  steps = [int(f.name) for f in folder.iterdir() if f.name.isdigit()] if folder.is_dir() else []
+  return max(steps, default=None)
+
+
+def _rows_of(workdir: Path) -> bool:
+  """Whether there are metrics."""
+  file = workdir / "metrics.jsonl"
+  return file.exists() and file.stat().st_size > 0
+
+
+@contextlib.contextmanager
+def hold_workdir(path: str | os.PathLike):
+  """Holds the workdir for this process, to the end of the block or of the process, however it ends.
+
+  Raises:
+    ValueError: if another process holds it, or it cannot be written.
+  """
+  path = Path(path)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    file = open(path / ".lock", "a+")  # noqa: SIM115 (closed by the block below)
+  except OSError as error:
+    raise ValueError(f"cannot write the workdir {path}: {error}") from error
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      file.seek(0)
+      raise ValueError(
+        f"{path} is in use by process {file.read().strip() or '?'}; wait for it, or use another workdir"
+      ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    yield
 
 
 def _field_of(change: str) -> str:

@@ -233,5 +233,5 @@ def _mismatch(stats: TokenStats, seen: Rows):
     "mismatch/logp_diff_mean": masked.mean(jnp.abs(d), mask),
     "mismatch/logp_diff_max": masked.highest(jnp.abs(d), mask),
     "mismatch/kl_k3": masked.mean(ratio - 1 - d, mask),
-    "mismatch/ess": weight_sum * weight_sum / squares / num,
+    "mismatch/ess": jnp.where(mask.any(), weight_sum * weight_sum / squares / num, 1.0),
   }

@@ -166,10 +166,10 @@ def train(
       state = checkpoints.restore(state)
       print(f"resumed from step {int(state.learner.step)}")
     start = int(state.learner.step)
-    writers.rewind(start)
-    before = _first_evaluation(workdir) if start else {}
     if start > config.steps:
       raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
+    writers.rewind(start)
+    before = _first_evaluation(workdir) if start else {}
     bad = 0
     with Progress(config.steps, start=start) as progress:
       for step in range(start, config.steps):
@@ -224,11 +224,12 @@ def train(
           raise Interrupted(f"stopped after step {step}; the same command resumes from there")
         if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
           checkpoints.save(state)
+      # Saved before the last evaluation: a resumed run does that again, and books it once.
+      checkpoints.save(state)
       after, state = evaluate(state) if config.eval_every else ({}, state)
       if after:
         progress.print(_eval_line(config.steps, after))
         writers.write(config.steps, after | _ledger_metrics(state.ledger))
-    checkpoints.save(state)
     if before and after:
       print(f"\n{before_after_table(before, after)}")
     print(f"{compiled.count} compilations; verifier: {dict(pool.counters)}")

@@ -3,7 +3,10 @@
 import dataclasses
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from rlvr_jax.train.config import (
   claim_workdir,
   difference,
   from_json,
+  hold_workdir,
   load_config,
   to_json,
 )
@@ -227,8 +231,41 @@ def test_a_workdir_is_claimed_then_resumed(tmp_path):
   assert [p.name for p in workdir.iterdir()] == ["config.json"]
 
 
-def test_a_workdir_of_another_config_is_refused(tmp_path):
+def _begun(workdir, config, *, checkpoint=None):
+  """A workdir whose run has begun."""
+  claim_workdir(workdir, config)
+  (workdir / "metrics.jsonl").write_text('{"step": 0}\n')
+  if checkpoint is not None:
+    (workdir / "checkpoints" / str(checkpoint)).mkdir(parents=True)
+
+
+def test_a_run_that_has_not_begun_gives_its_workdir_up(tmp_path):
   claim_workdir(tmp_path, Config(seed=1))
+  claim_workdir(tmp_path, Config(seed=2))
+  assert from_json((tmp_path / "config.json").read_text()).seed == 2
+
+
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(tmp_path):
+  _begun(tmp_path, Config(steps=50), checkpoint=40)
+  with pytest.raises(ValueError, match="checkpoint of step 40, past steps = 39"):
+    claim_workdir(tmp_path, Config(steps=39))
+  assert from_json((tmp_path / "config.json").read_text()).steps == 50
+  claim_workdir(tmp_path, Config(steps=40))
+
+
+def test_a_workdir_is_held_by_one_process(tmp_path):
+  take = (
+    f"from rlvr_jax.train.config import hold_workdir\nwith hold_workdir({str(tmp_path)!r}): pass"
+  )
+  other = lambda: subprocess.run([sys.executable, "-c", take], capture_output=True, text=True)
+  with hold_workdir(tmp_path):
+    refused = other()
+    assert refused.returncode and f"in use by process {os.getpid()};" in refused.stderr
+  assert other().returncode == 0
+
+
+def test_a_workdir_of_another_config_is_refused(tmp_path):
+  _begun(tmp_path, Config(seed=1))
   with pytest.raises(ValueError, match="another config") as error:
     claim_workdir(tmp_path, Config(seed=2, steps=101))
   assert "seed: 1 -> 2" in str(error.value)
@@ -237,7 +274,7 @@ def test_a_workdir_of_another_config_is_refused(tmp_path):
 
 
 def test_what_a_resumed_run_may_change(tmp_path):
-  claim_workdir(tmp_path, Config())
+  _begun(tmp_path, Config())
   changed = {
     "steps": 200,
     "eval_every": 1,
@@ -246,6 +283,7 @@ def test_what_a_resumed_run_may_change(tmp_path):
     "keep_checkpoints": 1,
     "loggers": (),
     "export": False,
+    "mesh": "cpu8",
   }
   assert set(changed) == set(RESUMABLE)
   longer = dataclasses.replace(Config(), **changed)
@@ -254,12 +292,13 @@ def test_what_a_resumed_run_may_change(tmp_path):
 
 
 def test_steps_may_not_change_under_a_decaying_schedule(tmp_path):
-  claim_workdir(tmp_path, Config(schedule="cosine"))
+  _begun(tmp_path, Config(schedule="cosine"))
   with pytest.raises(ValueError, match="steps: 100 -> 200"):
     claim_workdir(tmp_path, Config(schedule="cosine", steps=200))
 
 
 def test_a_broken_config_file_is_not_overwritten(tmp_path):
+  _begun(tmp_path, Config())
   (tmp_path / "config.json").write_text("{")
   with pytest.raises(ValueError, match="cannot read"):
     claim_workdir(tmp_path, Config())

@@ -153,13 +153,18 @@ def test_t41_t42_a_run_that_is_extended_equals_one_at_a_stretch(tmp_path, whole)
   assert outcome.before == whole[0].before
 
 
-@pytest.mark.parametrize("at", [PER_STEP // 2, 3 * PER_STEP + 5], ids=["first", "fourth"])
-def test_t40_t44_a_killed_run_resumes_bit_for_bit(tmp_path, whole, at):
+@pytest.mark.parametrize(("step", "resumed"), [(0, None), (3, 2)])
+def test_t40_t44_a_killed_run_resumes_bit_for_bit(tmp_path, whole, capsys, step, resumed):
   """In the middle of the first step, with no checkpoint; and of the fourth, one step after one."""
-  wire = Tripwire(at + 5 * (1 + (at > 3 * PER_STEP)), _die)  # evaluations read five each
+  evaluated = 5 if step < 3 else 10
+  wire = Tripwire(evaluated + step * PER_STEP + 7, _die)
   with pytest.raises(RuntimeError, match="killed"):
     _train(tmp_path, tokenizer=wire)
+  assert len(_rows(tmp_path)) == step
+  capsys.readouterr()
   outcome = _train(tmp_path)
+  out = capsys.readouterr().out
+  assert f"resumed from step {resumed}\n" in out if resumed else "resumed" not in out
   _same(outcome.state, whole[0].state)
   assert _rows(tmp_path) == _rows(whole[1])
 
