@@ -8,6 +8,7 @@ ROOT = Path(__file__).parent
 
 PARITY = [
   "torch",
+  "accelerate",  # transformers reads GGUF files through it
   "transformers",
 ]
 NOTEBOOKS = [
