@@ -48,7 +48,6 @@ def _run(config, workdir):
   from rlvr_jax.train import config as configs
   from rlvr_jax.train import loop, plots
   from rlvr_jax.train.checkpoint import Checkpointer
-  from rlvr_jax.train.metrics import METRICS_FILE
 
   placed = meshes.place(config.mesh)
   recipe = table.build("recipe", config.recipe, RECIPES, config.recipe_args)
@@ -79,8 +78,8 @@ def _run(config, workdir):
     workdir,
     placement=placed.placement,
   )
-  if METRICS_FILE in os.listdir(workdir):
-    plots.reward_curve(workdir / METRICS_FILE, workdir / "reward_curve.png")
+  if configs.METRICS_FILE in os.listdir(workdir):
+    plots.reward_curve(workdir / configs.METRICS_FILE, workdir / "reward_curve.png")
     print(f"curve: {workdir / 'reward_curve.png'}")
   if config.export:
     export_policy(workdir / "export", loaded._replace(params=outcome.state.learner.params))

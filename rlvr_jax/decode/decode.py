@@ -285,10 +285,8 @@ def _prefill(policy, params, rows, num_contexts, prompt_places):
     _, cache = policy.hidden(params, these, position, position < length[:, None], cache)
     return first + width, cache
 
+  # As many chunks as the longest prompt here needs: none at all when sizes are only warmed.
   start = jnp.zeros((), jnp.int32), cache
-  if width == prompt_places:
-    return chunk(start)[1], leader, length
-  # As many chunks as the longest prompt here needs, not as many as would fit.
   _, cache = jax.lax.while_loop(lambda c: c[0] < length.max(), chunk, start)
   return cache, leader, length
 

@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rlvr_jax.core.types import RunState
+from rlvr_jax.train.config import CHECKPOINTS
 
 
 class Checkpointer:
@@ -25,7 +26,7 @@ class Checkpointer:
     )
     # Without the handler, a manager that has saved nothing itself cannot read what there is.
     self._manager = ocp.CheckpointManager(
-      (Path(workdir) / "checkpoints").absolute(),
+      (Path(workdir) / CHECKPOINTS).absolute(),
       options=options,
       item_handlers=ocp.StandardCheckpointHandler(),
     )

@@ -20,7 +20,10 @@ from typing import Any
 
 from rlvr_jax.core.table import unknown
 
+# What a workdir holds.
 CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 DTYPES = ("float32", "bfloat16")
 LONG_PROMPTS = ("raise", "drop")
 SCHEDULES = ("constant", "cosine", "linear")
@@ -399,14 +402,14 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
 
 def _reached(workdir: Path) -> int | None:
   """Step of the newest checkpoint folder; None if there is none."""
-  folder = workdir / "checkpoints"
+  folder = workdir / CHECKPOINTS
   steps = [int(f.name) for f in folder.iterdir() if f.name.isdigit()] if folder.is_dir() else []
   return max(steps, default=None)
 
 
 def _rows_of(workdir: Path) -> bool:
   """Whether there are metrics."""
-  file = workdir / "metrics.jsonl"
+  file = workdir / METRICS_FILE
   return file.exists() and file.stat().st_size > 0
 
 

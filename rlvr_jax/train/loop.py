@@ -19,11 +19,10 @@ from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import Batch, make_collect
-from rlvr_jax.train.config import Config, to_json
+from rlvr_jax.train.config import METRICS_FILE, Config, to_json
 from rlvr_jax.train.evaluate import make_evaluate
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import (
-  METRICS_FILE,
   CompileCounter,
   Progress,
   Sample,

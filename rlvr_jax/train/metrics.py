@@ -20,8 +20,7 @@ import tensorboardX
 
 from rlvr_jax.core import ledger
 from rlvr_jax.core.table import unknown
-
-METRICS_FILE = "metrics.jsonl"
+from rlvr_jax.train.config import METRICS_FILE
 
 
 class Metric(NamedTuple):

@@ -11,7 +11,8 @@ import pytest
 
 from rlvr_jax.models.load import load_policy
 from rlvr_jax.tasks.arithmetic import CharTokenizer
-from rlvr_jax.train.metrics import METRICS_FILE, read_metrics
+from rlvr_jax.train.config import METRICS_FILE
+from rlvr_jax.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "experiments" / "smoke" / "config.py"

@@ -14,8 +14,8 @@ from rlvr_jax.core import ledger
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.tasks.arithmetic import CharTokenizer, arithmetic
 from rlvr_jax.train import loop
-from rlvr_jax.train.config import Config
-from rlvr_jax.train.metrics import METRICS_FILE, find, read_metrics
+from rlvr_jax.train.config import METRICS_FILE, Config
+from rlvr_jax.train.metrics import find, read_metrics
 from tests import toy
 
 PLACES, NEW = 16, 3  # of a prompt, of a response
