@@ -116,7 +116,7 @@ def tick_products(policy, params, slots):
 
   config = policy.config
   layers = [params[f"layers_{i}"] for i in range(config.num_layers)]
-  head = params["embedding"].T if config.tied else params["head"]
+  head = params["embedding"] if config.tied else params["head"]
   shapes = [
     layer[name].shape for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")
   ]
@@ -130,12 +130,11 @@ def tick_products(policy, params, slots):
     # Each product waits for the one before it, as in a model; its result is used, so it is not dropped.
     out = []
     for w in weights:
-      y = x[:, : w.shape[0]] @ w
-      out.append(y.sum())
+      out.append((w @ x[: w.shape[1]]).sum())
       x = x + 1e-9 * out[-1]
     return jnp.stack(out)
 
-  x = jnp.ones((slots, max(a for a, _ in shapes)), weights[0].dtype)
+  x = jnp.ones((max(b for _, b in shapes), slots), weights[0].dtype)
   seconds = timed(lambda: products(x, weights), 5)
   flops = sum(2 * slots * a * b for a, b in shapes)
   return seconds, flops, sum(w.nbytes for w in weights)

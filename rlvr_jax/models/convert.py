@@ -22,7 +22,6 @@ from rlvr_jax.models.transformer import decoder
 Place = Callable[[np.ndarray, tuple], Any]  # (array, its logical axes) -> what params shall hold
 Path = tuple[str, ...]
 
-_MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "head")  # stored [out,in] by others
 _IGNORED = ("rotary_emb.inv_freq", "vision_tower.", "multi_modal_projector.")
 _INDEX = "model.safetensors.index.json"
 
@@ -173,16 +172,13 @@ def _assemble(source, config, param_dtype, place, tensors) -> Params:
   dtype = jnp.dtype(param_dtype or config.param_dtype)
   found: dict[Path, Any] = {}
   for file, path, stored, array in tensors:
-    turn = path[-1] in _MATRICES
-    expected = shapes[path].shape[::-1] if turn else shapes[path].shape
-    if array.shape != expected:
+    if array.shape != shapes[path].shape:
       raise ValueError(
-        f"{file}: tensor {stored!r} has shape {array.shape}, the model needs {expected}"
+        f"{file}: tensor {stored!r} has shape {array.shape}, the model needs {shapes[path].shape}"
       )
     if not jnp.issubdtype(array.dtype, jnp.floating):
       raise ValueError(f"{file}: tensor {stored!r} is {array.dtype}; quantised weights don't load")
-    array = np.ascontiguousarray(array.T if turn else array).astype(dtype)
-    found[path] = place(array, axes[path])
+    found[path] = place(np.ascontiguousarray(array, dtype), axes[path])
   if missing := [path for path in shapes if path not in found]:
     names = hf_names(config) if pathlib.Path(source).is_dir() else gguf_names(config)
     few = ", ".join(repr(names[path]) for path in missing[:4])
@@ -253,8 +249,7 @@ def _write_shards(folder: pathlib.Path, leaves, names, max_shard_bytes: int) -> 
     file = file if len(shards) > 1 else "model.safetensors"
     tensors = {}
     for path in paths:
-      array = np.asarray(leaves[path])
-      tensors[names[path]] = np.ascontiguousarray(array.T if path[-1] in _MATRICES else array)
+      tensors[names[path]] = np.ascontiguousarray(leaves[path])
       weight_map[names[path]] = file
     safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
   if len(shards) > 1:

@@ -158,9 +158,7 @@ def _write(folder, config, params, change=lambda tensors: None):
     leaf = params
     for key in path:
       leaf = leaf[key]
-    leaf = np.asarray(leaf)
-    matrix = leaf.ndim == 2 and path != ("embedding",)
-    tensors[name] = np.ascontiguousarray(leaf.T) if matrix else leaf
+    tensors[name] = np.asarray(leaf)
   change(tensors)
   safetensors.numpy.save_file(tensors, folder / "model.safetensors")
   return folder
@@ -231,8 +229,8 @@ def test_place_puts_each_leaf_with_its_axes(small, tmp_path):
   config, params = small
   _write(tmp_path, config, params)
   seen = load_hf(tmp_path, config, place=lambda array, axes: (array.shape, axes))
-  assert seen["layers_1"]["down"] == ((192, 64), ("mlp", "embed"))
-  assert seen["head"] == ((64, 50), ("embed", "vocab"))
+  assert seen["layers_1"]["down"] == ((64, 192), ("embed", "mlp"))
+  assert seen["head"] == ((50, 64), ("vocab", "embed"))
 
 
 def test_damaged_or_wrong_safetensors(small, tmp_path):
@@ -286,7 +284,7 @@ def _write_gguf(path, config, params, change=lambda tensors: None):
   tensors = {
     "token_embd.weight": params["embedding"],
     "output_norm.weight": params["final_norm"],
-    "output.weight": params["head"].T,
+    "output.weight": params["head"],
   }
   short = {
     "attn_norm": "attn_norm.weight", "mlp_norm": "ffn_norm.weight", "o": "attn_output.weight",
@@ -296,7 +294,7 @@ def _write_gguf(path, config, params, change=lambda tensors: None):
   }  # fmt: skip
   for i in range(config.num_layers):
     for name, leaf in params[f"layers_{i}"].items():
-      array = np.asarray(leaf).T
+      array = np.asarray(leaf)
       if config.family == "llama" and name in "qk":  # halves of a head become neighbours
         heads = config.num_heads if name == "q" else config.num_kv_heads
         rows = [

@@ -88,7 +88,7 @@ def test_exported_llama_is_read_by_transformers(tmp_path):
 def test_place_reaches_every_leaf():
   seen = load_policy("tiny", tokenizer=WORDS, place=lambda array, axes: (array.ndim, axes)).params
   assert seen["embedding"] == (2, ("vocab", "embed"))
-  assert seen["layers_0"]["o"] == (2, ("heads", "embed"))
+  assert seen["layers_0"]["o"] == (2, ("embed", "heads"))
 
 
 @pytest.mark.parametrize(
