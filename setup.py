@@ -50,6 +50,7 @@ setup(
     "numpy",
     "optax",
     "orbax-checkpoint",
+    "pyarrow",
     "reasoning-gym",
     "rich",
     "safetensors",

@@ -16,18 +16,21 @@ _NEW = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of the response, at mo
 _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 is greedy.")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k likeliest tokens; 0: all.")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample among the likeliest tokens of this mass.")
+_STOP = flags.DEFINE_multi_string("stop", [], "A string that ends a completion; may be repeated.")
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Completions.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations and cache: float32 or bfloat16.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations: float32 or bfloat16.")
+_CACHE = flags.DEFINE_string("cache_dtype", None, "Of keys and values: float32, bfloat16 or int8.")
 _JSON = flags.DEFINE_bool("json", False, "One JSON line a completion, with ids and log-probs.")
 
 
-def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples, seed):
+def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples, seed, stop=()):
   """Completions of one prompt.
 
   Args:
     loaded: models.load.LoadedPolicy.
     ids: token ids of the prompt.
+    stop: strings; a completion ends with the token that completes one.
 
   Returns:
     For each sample a dict: text, prompt_ids, completion_ids, logprobs (under the whole softmax at the
@@ -44,6 +47,7 @@ def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples,
   from rlvr_jax.core.types import STATUS_NAMES
   from rlvr_jax.decode.decode import decode
   from rlvr_jax.decode.logits import truncation
+  from rlvr_jax.decode.stops import stops
 
   if not ids:
     raise ValueError("the prompt has no tokens")
@@ -76,6 +80,7 @@ def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples,
     num_contexts=1,
     prompt_places=len(ids),
     rule=rule,
+    stops=stops(stop, loaded.tokenizer.token_bytes) if stop else None,
   )
   rows = jax.device_get(rows)
   out = []
@@ -103,7 +108,7 @@ def main(argv):
   from rlvr_jax.models.load import load_policy
 
   try:
-    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value)
+    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value, cache_dtype=_CACHE.value)
     if _RAW.value and _SYSTEM.value is not None:
       raise ValueError("--system needs the chat template, which --raw turns off")
     if _RAW.value:
@@ -120,6 +125,7 @@ def main(argv):
       top_p=_TOP_P.value,
       samples=_SAMPLES.value,
       seed=_SEED.value,
+      stop=_STOP.value,
     )
   except ValueError as error:
     sys.exit(f"error: {error}")

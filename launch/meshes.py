@@ -1,13 +1,16 @@
 """Meshes by name, and which mesh axis each logical axis is laid along."""
 
+import math
 import re
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from rlvr_jax.core import sharding, table
-from rlvr_jax.core.types import Policy, RunState
+from rlvr_jax.core import hosts, sharding, table
+from rlvr_jax.core.types import Learner, Policy, RunState
+from rlvr_jax.models.convert import Place, on_default_device
 from rlvr_jax.train.loop import Placement
 
 # What a mesh axis shards: rows over data and fsdp; parameters over fsdp, heads and mlp over tensor.
@@ -31,25 +34,39 @@ MESHES = {  # name -> (data, fsdp, tensor)
 }
 
 
-def make_mesh(name: str) -> Mesh:
-  """A mesh by name, or by shape "DxFxT": data, fsdp and tensor parallelism.
+def mesh_shape(name: str) -> tuple[int, int, int]:
+  """(data, fsdp, tensor) of a mesh by name, or by shape "DxFxT".
 
   Raises:
-    ValueError: for an unknown name, or if the machine has too few devices.
+    ValueError: for an unknown name, or a size of 0.
   """
   shape = MESHES.get(name)
   if shape is None and re.fullmatch(r"\d+x\d+x\d+", name):
     shape = tuple(int(part) for part in name.split("x"))
   if shape is None:
     raise table.unknown("mesh", name, [*MESHES, "<data>x<fsdp>x<tensor>"])
-  need = shape[0] * shape[1] * shape[2]
-  have = len(jax.devices())
-  if need < 1 or need > have:
+  if min(shape) < 1:
+    raise ValueError(f"mesh {name!r} needs {math.prod(shape)} devices; every size is at least 1")
+  return shape
+
+
+def make_mesh(name: str) -> Mesh:
+  """A mesh by name, or by shape "DxFxT": data, fsdp and tensor parallelism.
+
+  Raises:
+    ValueError: for an unknown name, if there are too few devices, or if a process would have none.
+  """
+  shape = mesh_shape(name)
+  need, have, processes = math.prod(shape), len(jax.devices()), jax.process_count()
+  where = "this machine has" if processes == 1 else f"these {processes} processes have"
+  if need > have:
     raise ValueError(
-      f"mesh {name!r} needs {need} devices, this machine has {have} "
-      f"({jax.devices()[0].platform}); XLA_FLAGS=--xla_force_host_platform_device_count={need} "
-      "makes that many of one CPU"
+      f"mesh {name!r} needs {need} devices, {where} {have} "
+      f"({jax.devices()[0].platform}); XLA_FLAGS=--xla_force_host_platform_device_count="
+      f"{-(-need // processes)} makes {-(-need // processes)} of one CPU"
     )
+  if processes > 1 and need < have:
+    raise ValueError(f"mesh {name!r} has {need} devices, {where} {have}; it must use them all")
   # Explicit axes (JAX's default) refuse gathers, scatters and sorts on sharded rows.
   return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:need])
 
@@ -57,13 +74,14 @@ def make_mesh(name: str) -> Mesh:
 class Placed(NamedTuple):
   mesh: Mesh
   placement: Placement
+  leaf: Place  # puts a parameter where its logical axes say, while it is loaded
 
 
 def place(name: str) -> Placed:
   """The mesh and how the trainer lays its data out on it."""
   mesh = make_mesh(name)
   if mesh.size == 1:
-    return Placed(mesh, Placement())
+    return Placed(mesh, Placement(), on_default_device)
   along_rows = sharding.rows_sharding(mesh, RULES)
 
   def rows(tree):
@@ -72,31 +90,42 @@ def place(name: str) -> Placed:
   def state(run: RunState, policy: Policy) -> RunState:
     return place_state(run, policy, mesh)
 
-  return Placed(mesh, Placement(rows, state, mesh.shape["data"] * mesh.shape["fsdp"]))
+  def leaf(array: np.ndarray, axes: tuple):
+    where = sharding.shardings(axes, mesh, RULES)
+    sharding.check(array, where, axes)
+    return hosts.put(array, where)
+
+  return Placed(mesh, Placement(rows, state, mesh.shape["data"] * mesh.shape["fsdp"]), leaf)
 
 
 def place_state(run: RunState, policy: Policy, mesh: Mesh) -> RunState:
+  """Puts the state on the mesh, see `learner_shardings`; what collecting needs lies everywhere."""
+  learner = learner_shardings(run.learner, policy, mesh)
+  collector = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), run.collector)
+  return run.replace(
+    learner=hosts.put(run.learner, learner), collector=hosts.put(run.collector, collector)
+  )
+
+
+def learner_shardings(learner: Learner, policy: Policy, mesh: Mesh | AbstractMesh) -> Learner:
   """Parameters and what is shaped like them in the optimizer by their axes; the rest everywhere.
 
   Raises:
     ValueError: if a mesh axis does not divide a dimension of a parameter.
   """
-  params = run.learner.params
+  params = learner.params
   by_axes = sharding.shardings(policy.axes, mesh, RULES)
-  sharding.check(params, by_axes)
+  sharding.check(params, by_axes, policy.axes)
   everywhere = NamedSharding(mesh, PartitionSpec())
   structure = jax.tree.structure(params)
   like_params = lambda x: jax.tree.structure(x) == structure
   layout = lambda tree: jax.tree.map(
     lambda x: by_axes if like_params(x) else everywhere, tree, is_leaf=like_params
   )
-  learner = run.learner.replace(params=by_axes, opt_state=layout(run.learner.opt_state))
-  learner = learner.replace(
-    control=jax.tree.map(lambda _: everywhere, run.learner.control),
+  return learner.replace(
+    params=by_axes,
+    opt_state=layout(learner.opt_state),
+    control=jax.tree.map(lambda _: everywhere, learner.control),
     step=everywhere,
     skipped=everywhere,
-  )
-  collector = jax.tree.map(lambda _: everywhere, run.collector)
-  return run.replace(
-    learner=jax.device_put(run.learner, learner), collector=jax.device_put(run.collector, collector)
   )

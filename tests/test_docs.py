@@ -34,11 +34,12 @@ def _recipe(monkeypatch, make_methods, **header):
 
 
 def test_a_row_of_the_methods_page(monkeypatch, make_methods):
-  _recipe(monkeypatch, make_methods, STAGES=("filter",), CHANGES=("choose", "refill"))
+  header = {"STAGES": ("filter",), "CHANGES": ("choose", "refill"), "EVIDENCE": "notes"}
+  _recipe(monkeypatch, make_methods, **header)
   lines = make_methods.page().splitlines()
   assert (
     "| [`toy`](#toy) | Toys ([arXiv 1234.5678](https://arxiv.org/abs/1234.5678)) | filter |"
-    r" `choose`, `refill` | `group_size=4`, `scale='std \| none'`, ... |"
+    r" `choose`, `refill` | notes | `group_size=4`, `scale='std \| none'`, ... |"
   ) in lines
   assert lines[-5:] == ["## toy", "", "A toy.", "", "Differs: it is one."]
 
@@ -50,6 +51,7 @@ def test_a_row_of_the_methods_page(monkeypatch, make_methods):
     ({"STAGES": ("filtre",), "CHANGES": ()}, "'filtre'.* not among"),
     ({"STAGES": (), "CHANGES": ("chose",)}, "'chose'.* not among"),
     ({"STAGES": (), "CHANGES": (), "PAPER": ("Toys",)}, "title, identifier"),
+    ({"STAGES": (), "CHANGES": (), "EVIDENCE": "hearsay"}, "'hearsay'.* not among"),
   ],
 )
 def test_an_incomplete_header_is_refused(monkeypatch, make_methods, header, message):

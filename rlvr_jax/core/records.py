@@ -10,6 +10,7 @@ class Tokenizer(Protocol):
   vocab_size: int  # ids at or above this are never sampled
   eos_ids: tuple[int, ...]  # any of them ends a response
   pad_id: int
+  fingerprint: str  # equal only for tokenizers that give equal ids
 
   def encode(self, text: str) -> list[int]: ...
   def decode(self, ids: Sequence[int]) -> str: ...
@@ -23,6 +24,7 @@ class Example(NamedTuple):
   answer: str
   source: str
   metadata: Mapping[str, Any] = {}
+  difficulty: int = 0  # a level of the source's own, 1 or more; 0: not known
 
 
 class Verdict(NamedTuple):

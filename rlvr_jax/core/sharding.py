@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rlvr_jax.core import table
 
@@ -42,28 +42,29 @@ def spec(axes: Sequence[str | None], rules: AxisRules) -> PartitionSpec:
   return PartitionSpec(*out)
 
 
-def shardings(axes, mesh: Mesh, rules: AxisRules):
+def shardings(axes, mesh: Mesh | AbstractMesh, rules: AxisRules):
   """A pytree of logical axis tuples -> a pytree of NamedShardings."""
   is_axes = lambda x: isinstance(x, tuple) and all(a is None or isinstance(a, str) for a in x)
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a, rules)), axes, is_leaf=is_axes)
 
 
-def check(tree, shardings):
-  """Raises ValueError naming the array and dimension that a mesh axis does not divide."""
+def check(tree, shardings, axes):
+  """Raises ValueError naming the array, its dimension and the mesh axis that does not divide it."""
 
-  def one(path, x, sharding):
+  def one(path, x, sharding, logical):
     for dim, axis in enumerate(sharding.spec):
       names = (axis,) if isinstance(axis, str) else axis or ()
       parts = 1
       for name in names:
         parts *= sharding.mesh.shape[name]
       if x.shape[dim] % parts:
-        where = jax.tree_util.keystr(path)
+        where = jax.tree_util.keystr(path) or "parameter"
         raise ValueError(
-          f"{where} {x.shape}: dimension {dim} is not a multiple of mesh axis {axis!r} ({parts})"
+          f"{where} {x.shape}: dimension {dim} ({logical[dim]!r}, {x.shape[dim]}) is not a multiple "
+          f"of mesh axis {axis!r} ({parts}); choose a mesh whose size there divides it"
         )
 
-  jax.tree_util.tree_map_with_path(one, tree, shardings)
+  jax.tree_util.tree_map_with_path(one, tree, shardings, axes)
 
 
 def rows_sharding(mesh: Mesh, rules: AxisRules) -> NamedSharding:

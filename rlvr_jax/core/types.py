@@ -18,8 +18,8 @@ Params = Any  # a pytree of arrays
 Knobs = Mapping[str, Array]  # numbers that controllers adapt during a run
 
 # Row status. A row is closed when it is not OPEN; the status says why.
-OPEN, EOS, LENGTH, KILLED, ERROR = range(5)
-STATUS_NAMES = ("open", "eos", "length", "killed", "error")
+OPEN, EOS, LENGTH, KILLED, ERROR, STOP = range(6)
+STATUS_NAMES = ("open", "eos", "length", "killed", "error", "stop")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class Rows(flax.struct.PyTreeNode):
   length: Array  # int32 [N], places in use
   response_start: Array  # int32 [N], places of the prompt
   limit: Array  # int32 [N], the row closes when length reaches this
-  status: Array  # int32 [N], OPEN EOS LENGTH KILLED ERROR
+  status: Array  # int32 [N], OPEN EOS LENGTH KILLED ERROR STOP
   uid: Array  # uint32 [N,2], key data of the row's own randomness; unique over a run
   group: Array  # int32 [N] < N, rows that are compared with each other
   context: Array  # int32 [N], rows of equal context have equal tokens[:response_start]
@@ -60,8 +60,8 @@ class Rows(flax.struct.PyTreeNode):
 
   @property
   def finished(self) -> Array:
-    """bool [N]: the policy ended the response itself (an end token was sampled)."""
-    return self.status == EOS
+    """bool [N]: the policy ended the response itself, with an end token or a stop string."""
+    return (self.status == EOS) | (self.status == STOP)
 
   @property
   def truncated(self) -> Array:
@@ -83,6 +83,8 @@ class TokenStats(flax.struct.PyTreeNode):
   """What the policy being trained says of the tokens in Rows; 0 where it was not asked."""
 
   logprobs: Array  # float32 [N,T], log-prob of each token at the row's own temperature
+  # float32 [N,T], in nats, of the whole softmax the token comes from; None unless the objective asks
+  entropy: Array | None = None
 
 
 class Packed(flax.struct.PyTreeNode):
@@ -108,7 +110,7 @@ class Packed(flax.struct.PyTreeNode):
 
 
 class KVCache(flax.struct.PyTreeNode):
-  """Keys and values of S rows; place c of a row holds position c.
+  """Keys and values of S rows; place c of a row holds position c, unless a view says otherwise.
 
   Keys lie [D,C] and values [C,D], as the two products of a decoding step want them: with both as
   [C,K,D] XLA transposes the cache at every step, and attention is ten times slower on a CPU. One
@@ -117,10 +119,29 @@ class KVCache(flax.struct.PyTreeNode):
 
   k: tuple[Array, ...]  # L arrays [S,K,D,C]
   v: tuple[Array, ...]  # L arrays [S,K,C,D]
+  # An int8 cache holds code = round(x / scale), with scale = max|x| / 127 of each token and head.
+  k_scale: tuple[Array, ...] = ()  # L arrays float32 [S,K,C], or none
+  v_scale: tuple[Array, ...] = ()
 
   @property
   def places(self) -> int:
     return self.v[0].shape[2]
+
+
+class Shared(flax.struct.PyTreeNode):
+  """A decoding view: prompts held once, and what each of S slots has beyond its prompt.
+
+  Slot s sees the first `start[s]` places of prompt `context[s]`, and its own cache, whose place c holds
+  position start[s] + c. Slots of one prompt attend to it together, W at a time: tile t is X prompts that
+  lie side by side, with W slots each. A tile costs the same however many of its slots are in use.
+  """
+
+  own: KVCache  # [S,C]
+  prompts: KVCache  # [B,P]
+  start: Array  # int32 [S]
+  tile_slot: Array  # int32 [tiles,X,W], S where there is none
+  tile_prompt: Array  # int32 [tiles], the first of the tile's X prompts
+  num_tiles: Array  # int32 [], tiles in use; they come first
 
 
 class Spans(flax.struct.PyTreeNode):
@@ -132,7 +153,7 @@ class Spans(flax.struct.PyTreeNode):
   stop: Array  # int32 [N,T]
 
 
-View = KVCache | Spans
+View = KVCache | Shared | Spans
 
 
 class Policy(NamedTuple):
@@ -140,7 +161,7 @@ class Policy(NamedTuple):
 
   init: Callable[[Array], Params]  # (key) -> params
   # (params, tokens [N,T], positions [N,T], valid [N,T], view) -> (hidden [N,T,E], view).
-  # With a KVCache the keys of valid tokens are written at their positions, and a token sees every
+  # With a cache the keys of valid tokens are written at their positions, and a token sees every
   # place up to its own position: places that do not hold the row's tokens must lie beyond it.
   hidden: Callable[..., tuple[Array, Any]]
   logits: Callable[[Params, Array], Array]  # (params, hidden [...,E]) -> float32 [...,V]
@@ -160,6 +181,7 @@ class PromptTable(flax.struct.PyTreeNode):
   tokens: Array  # int32 [M,P]
   length: Array  # int32 [M]
   source: Array  # int32 [M], index into the task's source names
+  difficulty: Array | None = None  # int32 [M], level by the source's own measure; 0: not known
 
 
 class Belief(flax.struct.PyTreeNode):
@@ -261,6 +283,12 @@ class Objective(NamedTuple):
   # True: loss and gradient are 0 where the advantage is, so that rows without any advantage need not be
   # computed. False for a loss with terms of its own (a KL term, distillation).
   needs_advantage: bool
+  # What of its row the loss of a token reads: "token" (itself), "prefix" (up to itself) or "row" (all of
+  # it). Tokens that nothing of weight reads are not computed.
+  reads: str = "row"
+  needs: tuple[str, ...] = ()  # policies whose log-probs it reads: see Recipe.annotate
+  survey: Callable | None = None  # (rows) -> rows with more extras; sees the whole batch, once
+  needs_entropy: bool = False  # True: stats.entropy is there, with a gradient
 
 
 class Controller(NamedTuple):
@@ -292,7 +320,11 @@ class Recipe(NamedTuple):
   objective: Objective
   aggregate: Callable  # (loss, weight, rows) -> (numerator [], denominator [])
   control: Controller
-  annotate: tuple[str, ...] = ()  # policies whose log-probs are stored before the update
+  # Policies whose log-probs are stored before the update, as rows.extras["<name>_logprobs"]: "old" is the
+  # learner's own, before the first update on the batch; others come from the models of the run.
+  annotate: tuple[str, ...] = ()
+  # (update, gradient) -> factor of the step, for each tensor alone, before the learning rate.
+  step_scale: Callable | None = None
   updates: int = 1  # optimizer steps a batch
 
 

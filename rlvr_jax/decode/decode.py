@@ -6,6 +6,9 @@ cut short are thus one case, and no logits are carried between ticks. What a row
 uid, its tokens and the parameters alone: not on the number of slots, the order of the rows or the moment
 of refill (exact in float32 on a CPU).
 
+A prompt is computed once and kept once, however many rows continue it; a slot's own cache holds what
+comes after (`core.types.Shared`). Giving a slot to another row therefore moves a few integers.
+
 A segment is one jitted loop of ticks. It runs until the work is done, or until it pays to go on with
 other sizes: with fewer slots, when the queue is empty and few rows are left, or with more cache places,
 when a row has filled those there are. The host then re-enters the loop compiled for those sizes. It reads
@@ -19,13 +22,26 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from rlvr_jax.core.types import EOS, ERROR, LENGTH, OPEN, Array, KVCache, Policy, Rows
+from rlvr_jax.core.types import (
+  EOS,
+  ERROR,
+  LENGTH,
+  OPEN,
+  STOP,
+  Array,
+  KVCache,
+  Policy,
+  Rows,
+  Shared,
+)
 from rlvr_jax.decode import logits as law
+from rlvr_jax.decode.stops import Stops
 
 SHRINK = 4  # slots are cut to a quarter once a quarter suffices
 MIN_SLOTS = 16  # fewer cost about the same: a tick then only streams the weights
-PLACES = 256  # cache places to begin with; doubled when a row fills them
-PREFILL = 128  # prompt tokens computed at a time
+PLACES = 64  # places of a slot's own cache to begin with; doubled when a row fills them
+PREFILL = 256  # prompt tokens computed at a time, over all prompts
+TILE = 16  # slots that attend to their prompts together
 
 
 class DecodeCounts(flax.struct.PyTreeNode):
@@ -38,13 +54,30 @@ class DecodeCounts(flax.struct.PyTreeNode):
   slot_ticks: Array  # [] slots computed, summed over ticks
 
 
+class Tiles(flax.struct.PyTreeNode):
+  """Which slots attend to which prompts together; see core.types.Shared."""
+
+  slot: Array  # int32 [tiles,X,W]
+  prompt: Array  # int32 [tiles]
+  num: Array  # int32 []
+
+
+class Slots(flax.struct.PyTreeNode):
+  """What each slot is at, and the queue."""
+
+  row: Array  # int32 [S], row in the slot; N: idle
+  start: Array  # int32 [S], places of the row that its prompt's cache holds
+  fill: Array  # int32 [S], places of the row that are in a cache, the prompt's or the slot's own
+  stop: Array  # int32 [S], state of the stop strings' automaton after those
+  head: Array  # int32 [], next in the order of rows to run
+  tiles: Tiles
+
+
 class DecodeState(flax.struct.PyTreeNode):
   rows: Rows
-  slot_row: Array  # int32 [S], row in the slot; N: idle
-  fill: Array  # int32 [S], places of the slot's cache that hold the row's tokens
-  cache: KVCache  # [S,C]
+  slots: Slots
+  cache: KVCache  # [S,C], place c holds position start + c
   order: Array  # int32 [N], rows to run, open ones first
-  head: Array  # int32 [], next in `order`
   num: Array  # int32 [], rows to run
   counts: DecodeCounts
 
@@ -60,6 +93,7 @@ def decode(
   num_contexts: int,
   prompt_places: int,
   rule: law.Truncation | None = None,
+  stops: Stops | None = None,
 ):
   """Grows every open row until it ends, or reaches its limit. Host code over jitted parts.
 
@@ -72,10 +106,12 @@ def decode(
     num_contexts: `rows.context` lies in [0, num_contexts).
     prompt_places: P; no prompt is longer.
     rule: which tokens may be drawn; scalars, or one number a row [N].
+    stops: strings that end a row, and when to leave off before all rows have ended.
 
   Returns:
-    rows: grown, each with a status that says why it ended: EOS, LENGTH, or ERROR if its logits were not
-      finite (nothing is appended then).
+    rows: grown, each with a status that says why it ended: EOS, STOP, LENGTH, or ERROR if its logits
+      were not finite, nothing may be drawn (in both cases nothing is appended), or a token of it lies
+      outside the vocabulary. OPEN rows are left only where `stops` said to leave off.
     counts: DecodeCounts.
 
   Raises:
@@ -88,22 +124,22 @@ def decode(
     raise ValueError(
       f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
     )
-  parts = parts_of(policy)
-  slots, places = min(slots, n), min(max(PLACES, prompt_places), t)
+  parts, stops = parts_of(policy), stops or Stops()
+  slots, places = min(slots, n), min(PLACES, t)
   version, eos_ids = jnp.asarray(version, jnp.int32), jnp.asarray(eos_ids, jnp.int32)
-  parts.warm(params, rows, version, eos_ids, rule, slots, places, num_contexts, prompt_places)
+  law_of = version, eos_ids, rule, stops
+  parts.warm(params, rows, law_of, slots, places, num_contexts, prompt_places)
   prompts, state = parts.start(params, rows, eos_ids, slots, places, num_contexts, prompt_places)
   while True:
-    state, report = parts.segment(params, prompts, state, version, eos_ids, rule)
+    state, report = parts.segment(params, prompts, state, *law_of)
     filled, done = jax.device_get(report).tolist()
     if done:
       return state.rows, state.counts
-    slots, places = len(state.slot_row), state.cache.places
+    slots, places = len(state.slots.row), state.cache.places
     if filled >= places:
-      state = parts.resize(state, slots, min(2 * places, t))
+      state = parts.resize(state, num_contexts, slots, min(2 * places, t))
     else:
-      prompts = None  # slots shrink when the queue is empty
-      state = parts.resize(state, _smaller(slots), places)
+      state = parts.resize(state, num_contexts, _smaller(slots), places)
 
 
 def _smaller(slots):
@@ -117,6 +153,7 @@ class _Model(NamedTuple):
   hidden: Any
   logits: Any
   init_cache: Any
+  vocab_size: int
 
 
 class Parts(NamedTuple):
@@ -130,97 +167,138 @@ class Parts(NamedTuple):
 
 def parts_of(policy: Policy) -> Parts:
   """The parts for a policy; equal policies share them, and so what was compiled."""
-  return _parts(policy.hidden, policy.logits, policy.init_cache)
+  return _parts(_Model(policy.hidden, policy.logits, policy.init_cache, policy.vocab_size))
 
 
 @functools.cache
-def _parts(hidden, logits, init_cache) -> Parts:
-  policy: Any = _Model(hidden, logits, init_cache)
-
+def _parts(policy: Any) -> Parts:
   @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
   def start(params, rows, eos_ids, slots, places, num_contexts, prompt_places):
-    rows = _close_the_full(rows, eos_ids)
+    rows = _close_the_full(rows, eos_ids, policy.vocab_size)
     prompts, leader, length = _prefill(policy, params, rows, num_contexts, prompt_places)
-    state = _admit(prompts, _start(policy, rows, slots, places, leader, length))
-    # With a slot for every row there is nothing to admit later.
-    return (None if slots == len(rows.length) else prompts), state
+    return prompts, _start(policy, rows, slots, places, leader, length)
 
   @functools.partial(jax.jit, donate_argnums=2)
-  def segment(params, prompts, state, version, eos_ids, rule):
-    return _segment(policy, params, prompts, state, version, eos_ids, rule)
+  def segment(params, prompts, state, version, eos_ids, rule, stops):
+    return _segment(policy, params, prompts, state, version, eos_ids, rule, stops)
 
-  @functools.partial(jax.jit, static_argnums=(1, 2))  # other shapes: donation could not help
-  def resize(state, slots, places):
-    return _resize(state, slots, places)
+  @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # other shapes: donation could not help
+  def resize(state, num_contexts, slots, places):
+    return _resize(state, num_contexts, slots, places)
 
   warmed = set()
 
-  def warm(params, rows, version, eos_ids, rule, slots, places, num_contexts, prompt_places):
+  def warm(params, rows, law_of, slots, places, num_contexts, prompt_places):
     """Compiles the smaller sizes at once: first needed at step k, they would compile at step k."""
-    sizes = jax.tree.structure(rule), rows.tokens.shape, slots, places, num_contexts, prompt_places
+    shapes = jax.tree.map(jnp.shape, law_of), rows.tokens.shape, slots, num_contexts, prompt_places
+    sizes = str(shapes)
     if sizes in warmed:
       return
     warmed.add(sizes)
     idle = rows.replace(valid=jnp.zeros_like(rows.valid))
-    prompts, state = start(params, idle, eos_ids, slots, places, num_contexts, prompt_places)
-    if prompts is not None:
-      state, _ = segment(params, prompts, state, version, eos_ids, rule)
+    prompts, state = start(params, idle, law_of[1], slots, places, num_contexts, prompt_places)
     while _smaller(slots) < slots:
       slots = _smaller(slots)
-      state = resize(state, slots, places)
-      state, _ = segment(params, None, state, version, eos_ids, rule)
+      state = resize(state, num_contexts, slots, places)
+      state, _ = segment(params, prompts, state, *law_of)
 
   return Parts(warm, start, segment, resize)
 
 
-def _segment(policy, params, prompts, state, version, eos_ids, rule):
+def _segment(policy, params, prompts, state, version, eos_ids, rule, stops):
   """Ticks until done or until other sizes are better.
 
   Returns the state, and int32 [2]: places in use, whether all is done.
   """
   t = state.rows.tokens.shape[1]
-  slots, places = len(state.slot_row), state.cache.places
-  admit = functools.partial(_admit, prompts)
-  tick = functools.partial(_tick, policy, params, version, eos_ids, rule)
+  slots, places = len(state.slots.row), state.cache.places
+  num_prompts = len(prompts.v[0])
 
   def work(state):
-    return (state.head < state.num) | _live(state).any()
+    left = (state.slots.head < state.num) | _live(state.rows, state.slots).any()
+    return left & ~stops.enough(state.rows, state.counts.generated)
 
   def filled(state):
-    return jnp.where(_live(state), state.fill, 0).max()
+    used = state.slots.fill - state.slots.start
+    return jnp.where(_live(state.rows, state.slots), used, 0).max()
 
   def go_on(state):
     on = work(state)
     if places < t:
       on &= filled(state) < places
     if _smaller(slots) < slots:
-      on &= (state.head < state.num) | (_live(state).sum() > _smaller(slots))
+      few = _live(state.rows, state.slots).sum() <= _smaller(slots)
+      on &= (state.slots.head < state.num) | ~few
     return on
 
-  def refill(state):
-    ready = (state.head < state.num) & ~_live(state).all()
-    return tick(jax.lax.cond(ready, admit, lambda s: s, state))
+  def step(state):
+    ready = (state.slots.head < state.num) & ~_live(state.rows, state.slots).all()
+    admit = functools.partial(_admit, state.rows, state.order, state.num, num_prompts)
+    # Only the integers go through the condition: a cache that did would be copied.
+    held = jax.lax.cond(ready, admit, lambda s: s, state.slots)
+    state = state.replace(slots=held)
+    return _tick(policy, params, prompts, version, eos_ids, rule, stops, state)
 
-  state = jax.lax.while_loop(go_on, tick if prompts is None else refill, state)
+  state = jax.lax.while_loop(go_on, step, state)
   report = jnp.stack([filled(state), ~work(state)]).astype(jnp.int32)
   return state, report
 
 
-def _resize(state, slots, places):
+def _resize(state, num_prompts, slots, places):
   """The state with fewer slots, live rows first, or with more cache places."""
   more = places - state.cache.places
   if more:
-    grow = lambda x, axis: jnp.pad(x, [(0, more if a == axis else 0) for a in range(4)])
-    cache = KVCache(
-      k=tuple(grow(k, 3) for k in state.cache.k), v=tuple(grow(v, 2) for v in state.cache.v)
+    grow = lambda leaves, axis: tuple(
+      jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)]) for x in leaves
+    )
+    cache = state.cache
+    cache = cache.replace(
+      k=grow(cache.k, 3),
+      v=grow(cache.v, 2),
+      k_scale=grow(cache.k_scale, 2),
+      v_scale=grow(cache.v_scale, 2),
     )
     return state.replace(cache=cache)
-  if slots == len(state.slot_row):
+  if slots == len(state.slots.row):
     return state
-  keep = jnp.argsort(~_live(state), stable=True)[:slots]
+  keep = jnp.argsort(~_live(state.rows, state.slots), stable=True)[:slots]
+  held = state.slots
   cut = lambda x: x[keep]
-  return state.replace(
-    slot_row=cut(state.slot_row), fill=cut(state.fill), cache=jax.tree.map(cut, state.cache)
+  held = held.replace(
+    row=cut(held.row), start=cut(held.start), fill=cut(held.fill), stop=cut(held.stop)
+  )
+  held = held.replace(tiles=_tiles(state.rows, held.row, num_prompts))
+  return state.replace(slots=held, cache=jax.tree.map(cut, state.cache))
+
+
+def _tiles(rows, row, num_prompts):
+  """The tiles of slots that hold `row` [S].
+
+  A tile has room for TILE slots: for as many of one prompt as a prompt has rows on average, and for
+  as many prompts side by side as then fit.
+  """
+  n, slots = len(rows.status), len(row)
+  average = max(1, -(-n // num_prompts))
+  wide = min(1 << (average - 1).bit_length(), TILE, slots)
+  side = min(max(1, TILE // wide), num_prompts)
+  passes, blocks = -(-slots // wide), -(-num_prompts // side)
+  prompt = jnp.where(row < n, _of(rows.context, row), -1)
+  same = (prompt[:, None] == prompt[None]) & (row < n)[:, None]
+  rank = jnp.tril(same, -1).sum(1)
+  block = prompt // side
+  first = jnp.minimum(block * side, num_prompts - side)
+  key = jnp.where(row < n, block * passes + rank // wide, blocks * passes)
+  used = jnp.zeros(blocks * passes, bool).at[key].set(True, mode="drop")
+  index = jnp.cumsum(used) - 1
+  num_tiles = min(blocks * passes, slots)
+  tile = jnp.where(row < n, index[jnp.minimum(key, len(index) - 1)], num_tiles)
+  empty = jnp.full((num_tiles, side, wide), slots, jnp.int32)
+  return Tiles(
+    slot=empty.at[tile, prompt - first, rank % wide].set(
+      jnp.arange(slots, dtype=jnp.int32), mode="drop"
+    ),
+    prompt=jnp.zeros(num_tiles, jnp.int32).at[tile].set(first, mode="drop"),
+    num=used.sum().astype(jnp.int32),
   )
 
 
@@ -234,10 +312,9 @@ def _rule_of(rule, row):
   return jax.tree.map(lambda x: _of(x, row) if jnp.ndim(x) else x, rule)
 
 
-def _live(state):
+def _live(rows, slots):
   """bool [S]: the slot holds a row that is not closed."""
-  idle = state.slot_row >= len(state.rows.status)
-  return ~idle & (_of(state.rows.status, state.slot_row) == OPEN)
+  return (slots.row < len(rows.status)) & (_of(rows.status, slots.row) == OPEN)
 
 
 def _is_eos(token, eos_ids):
@@ -249,14 +326,17 @@ def _limit(rows):
   return jnp.minimum(rows.limit, rows.tokens.shape[1])
 
 
-def _close_the_full(rows, eos_ids):
-  """Closes rows that come in open but already ended, at their limit, or without any token."""
+def _close_the_full(rows, eos_ids, vocab_size):
+  """Closes rows that come in open but already ended, at their limit, or that cannot be continued."""
   n = len(rows.length)
   last = rows.tokens[jnp.arange(n), jnp.maximum(rows.length - 1, 0)]
   ended = (rows.length > rows.response_start) & _is_eos(last, eos_ids)
   status = jnp.where(rows.length >= _limit(rows), LENGTH, OPEN)
   status = jnp.where(ended, EOS, status)
   status = jnp.where(rows.length < 1, ERROR, status)  # no token: nothing to condition on
+  inside = jnp.arange(rows.tokens.shape[1])[None] < rows.length[:, None]
+  strange = inside & ((rows.tokens < 0) | (rows.tokens >= vocab_size))
+  status = jnp.where(strange.any(1), ERROR, status)
   todo = (rows.status == OPEN) & rows.valid
   return rows.replace(status=jnp.where(todo, status, rows.status).astype(jnp.int32))
 
@@ -274,7 +354,8 @@ def _prefill(policy, params, rows, num_contexts, prompt_places):
   tokens = _of(rows.tokens, leader)[:, :prompt_places]
   length = jnp.where(leader < n, _of(rows.response_start, leader), 0)
   cache = policy.init_cache(num_contexts, prompt_places)
-  width = min(PREFILL, prompt_places)
+  # Few prompts: wide chunks make large products; many: narrow ones waste less on short prompts.
+  width = min(max(PREFILL // num_contexts, 16), prompt_places)
   pad = -prompt_places % width
   tokens = jnp.pad(tokens, ((0, 0), (0, pad)))
 
@@ -302,57 +383,66 @@ def _start(policy, rows, slots, places, leader, prompt_length):
     ticks=jnp.zeros((), jnp.int32),
     slot_ticks=jnp.zeros((), jnp.int32),
   )
+  row, none = jnp.full(slots, n, jnp.int32), jnp.zeros(slots, jnp.int32)
+  held = Slots(
+    row=row,
+    start=none,
+    fill=none,
+    stop=none,
+    head=jnp.zeros((), jnp.int32),
+    tiles=_tiles(rows, row, len(leader)),
+  )
   return DecodeState(
     rows=rows,
-    slot_row=jnp.full(slots, n, jnp.int32),
-    fill=jnp.zeros(slots, jnp.int32),
+    slots=held,
     cache=policy.init_cache(slots, places),
     order=jnp.argsort(~todo, stable=True).astype(jnp.int32),
-    head=jnp.zeros((), jnp.int32),
     num=todo.sum().astype(jnp.int32),
     counts=counts,
   )
 
 
-def _admit(prompts, state):
-  """Gives free slots the next rows of the queue: their prompt's cache is copied in."""
-  rows, n = state.rows, len(state.rows.status)
-  free = ~_live(state)
-  index = state.head + jnp.cumsum(free) - 1
-  take = free & (index < state.num)
-  row = jnp.where(take, _of(state.order, index), jnp.where(free, n, state.slot_row))
-  context = _of(rows.context, row)
+def _admit(rows, order, num, num_prompts, slots):
+  """Gives free slots the next rows of the queue."""
+  n = len(rows.status)
+  free = ~_live(rows, slots)
+  index = slots.head + jnp.cumsum(free) - 1
+  take = free & (index < num)
+  row = jnp.where(take, _of(order, index), jnp.where(free, n, slots.row)).astype(jnp.int32)
   # The last token of the prompt is fed again by the first tick, which needs its hidden state.
-  start = jnp.minimum(_of(rows.response_start, row), _of(rows.length, row)) - 1
-  fill = jnp.where(take, start, state.fill)
-  places = prompts.places
-
-  def copy(own, prompt, axis):
-    old = jax.lax.slice_in_dim(own, 0, places, axis=axis)
-    block = jnp.where(take[:, None, None, None], prompt[context], old)
-    return jax.lax.dynamic_update_slice_in_dim(own, block, 0, axis)
-
-  cache = KVCache(
-    k=tuple(copy(own, prompt, 3) for own, prompt in zip(state.cache.k, prompts.k, strict=True)),
-    v=tuple(copy(own, prompt, 2) for own, prompt in zip(state.cache.v, prompts.v, strict=True)),
+  start = jnp.maximum(jnp.minimum(_of(rows.response_start, row), _of(rows.length, row)) - 1, 0)
+  return slots.replace(
+    row=row,
+    start=jnp.where(take, start, slots.start),
+    fill=jnp.where(take, start, slots.fill),
+    stop=jnp.where(take, 0, slots.stop),
+    head=slots.head + take.sum().astype(jnp.int32),
+    tiles=_tiles(rows, row, num_prompts),
   )
-  head = state.head + take.sum().astype(jnp.int32)
-  return state.replace(slot_row=row.astype(jnp.int32), fill=fill, cache=cache, head=head)
 
 
-def _tick(policy, params, version, eos_ids, rule, state):
-  rows, row, n = state.rows, state.slot_row, len(state.rows.status)
-  live = _live(state)
+def _tick(policy, params, prompts, version, eos_ids, rule, stops, state):
+  rows, slots, n = state.rows, state.slots, len(state.rows.status)
+  row, live = slots.row, _live(rows, slots)
   length = _of(rows.length, row)
-  token = _of(rows.tokens, row)[jnp.arange(len(row)), state.fill]
-  hidden, cache = policy.hidden(
-    params, token[:, None], state.fill[:, None], live[:, None], state.cache
+  token = rows.tokens[jnp.minimum(row, n - 1), slots.fill]
+  tiles = slots.tiles
+  view = Shared(
+    own=state.cache,
+    prompts=prompts,
+    start=slots.start,
+    tile_slot=tiles.slot,
+    tile_prompt=tiles.prompt,
+    num_tiles=tiles.num,
   )
+  hidden, view = policy.hidden(params, token[:, None], slots.fill[:, None], live[:, None], view)
   raw = policy.logits(params, hidden[:, 0])
   full = law.temper(raw, _of(rows.temperature, row))
-  draws = live & (state.fill + 1 == length)
-  good = jnp.isfinite(raw).all(1)
+  stop = stops.after(slots.stop, token, live & (slots.fill >= _of(rows.response_start, row)))
+  stopped = stops.hit(stop)
+  draws = live & (slots.fill + 1 == length) & ~stopped
   z = law.truncate(full, _rule_of(rule, row))
+  good = jnp.isfinite(raw).all(1) & (z.max(1) > law.MASKED)
   greedy = _of(rows.temperature, row) <= 0
   new = law.draw(_of(rows.uid, row), length, z)
   new = jnp.where(greedy, jnp.argmax(z, 1), new).astype(jnp.int32)
@@ -362,7 +452,9 @@ def _tick(policy, params, version, eos_ids, rule, state):
   put = lambda x, value: x.at[target, length].set(value, mode="drop")
   ends = _is_eos(new, eos_ids)
   status = jnp.where(length + 1 >= _of(_limit(rows), row), LENGTH, OPEN)
-  status = jnp.where(good, jnp.where(ends, EOS, status), ERROR).astype(jnp.int32)
+  status = jnp.where(stops.hit(stops.after(stop, new, live)) | stopped, STOP, status)
+  status = jnp.where(ends & ~stopped, EOS, status)
+  status = jnp.where(good | stopped, status, ERROR).astype(jnp.int32)
   rows = rows.replace(
     tokens=put(rows.tokens, new),
     behavior_logprobs=put(rows.behavior_logprobs, law.logprob(z, new)),
@@ -371,14 +463,14 @@ def _tick(policy, params, version, eos_ids, rule, state):
     version=put(rows.version, jnp.broadcast_to(version, new.shape)),
     response_mask=put(rows.response_mask, jnp.ones(new.shape, bool)),
     length=rows.length.at[target].add(1, mode="drop"),
-    status=rows.status.at[jnp.where(draws, row, n)].set(status, mode="drop"),
+    status=rows.status.at[jnp.where(draws | (live & stopped), row, n)].set(status, mode="drop"),
   )
-  again = live & (state.fill >= _of(rows.response_start, row)) & ~draws
+  again = live & (slots.fill >= _of(rows.response_start, row)) & ~draws
   counts = state.counts.replace(
     generated=state.counts.generated.at[target].add(1, mode="drop"),
     replayed=state.counts.replayed.at[jnp.where(again, row, n)].add(1, mode="drop"),
     ticks=state.counts.ticks + 1,
     slot_ticks=state.counts.slot_ticks + len(row),
   )
-  fill = jnp.where(live, state.fill + 1, state.fill)
-  return state.replace(rows=rows, fill=fill, cache=cache, counts=counts)
+  slots = slots.replace(fill=jnp.where(live, slots.fill + 1, slots.fill), stop=stop)
+  return state.replace(rows=rows, slots=slots, cache=view.own, counts=counts)

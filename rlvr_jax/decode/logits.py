@@ -20,6 +20,7 @@ class Truncation(flax.struct.PyTreeNode):
   top_k: Array | None = None  # int32, >= 1: the k most likely; ties with the k-th are kept
   top_p: Array | None = None  # float32 in (0,1]: the smallest set of at least this mass
   min_p: Array | None = None  # float32 in [0,1]: at least this share of the likeliest token
+  allowed: Array | None = None  # bool [1,V] or [N,V]: no other token may be drawn
 
 
 def truncation(*, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Truncation | None:
@@ -72,13 +73,15 @@ def _threshold(order, enough):
 def truncate(z, rule: Truncation | None):
   """Tempered logits z [S,V] with the tokens that may not be drawn at MASKED.
 
-  Top-k first; top-p then speaks of the distribution renormalised over what top-k kept, min-p of what
-  both kept. All ties with the last token kept are kept.
+  Of the allowed tokens, top-k first; top-p then speaks of the distribution renormalised over what top-k
+  kept, min-p of what both kept. All ties with the last token kept are kept.
   """
   if rule is None:
     return z
   rows = z.shape[0]
   per_row = lambda x: jnp.broadcast_to(x, (rows,))
+  if rule.allowed is not None:
+    z = jnp.where(rule.allowed, z, MASKED)
   order = _ordered(z)
   if rule.top_k is not None:
     k = jnp.clip(per_row(rule.top_k), 1, z.shape[1])

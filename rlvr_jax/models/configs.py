@@ -53,9 +53,13 @@ class ModelConfig:
   attn_softcap: float | None = None  # scores become cap * tanh(scores / cap)
   final_softcap: float | None = None  # the same for logits
   num_tokens: int | None = None  # ids at or above it are never sampled; None: vocab_size
-  dtype: str = "float32"  # of activations and of the cache: "float32" or "bfloat16"
+  dtype: str = "float32"  # of activations: "float32" or "bfloat16"
   param_dtype: str = "float32"
-  remat: bool = False  # recompute each layer in the backward pass: less memory, more time
+  # Of keys and values kept while decoding: as `dtype`, or "bfloat16" or "int8" to save memory.
+  cache_dtype: str | None = None
+  # What the backward pass computes again: "none"; "dots", all of a layer but its products with weights;
+  # "full", whole layers. Less memory, more time.
+  remat: str = "none"
 
   def __post_init__(self):
     if self.family not in FAMILIES:
@@ -72,9 +76,13 @@ class ModelConfig:
       raise ValueError("sliding layers and a sliding_window go together, or () and None")
     if self.num_tokens is not None and not 0 < self.num_tokens <= self.vocab_size:
       raise ValueError(f"num_tokens {self.num_tokens} is not in 1..vocab_size {self.vocab_size}")
+    if self.remat not in ("none", "dots", "full"):
+      raise ValueError(f"remat {self.remat!r} is not none, dots or full")
     for name in (self.dtype, self.param_dtype):
       if name not in ("float32", "bfloat16"):
         raise ValueError(f"dtype {name!r} is not float32 or bfloat16")
+    if self.cache_dtype not in (None, "float32", "bfloat16", "int8"):
+      raise ValueError(f"cache_dtype {self.cache_dtype!r} is not float32, bfloat16 or int8")
 
   @property
   def scale(self) -> float:

@@ -41,7 +41,8 @@ class Request(NamedTuple):
   name: str
   dtype: str
   param_dtype: str
-  remat: bool
+  remat: str
+  cache_dtype: str | None
   seed: int
   tokenizer: Tokenizer | None
   place: Place
@@ -53,7 +54,8 @@ def load_policy(
   *,
   dtype: str = "float32",
   param_dtype: str = "float32",
-  remat: bool = False,
+  remat: str = "none",
+  cache_dtype: str | None = None,
   seed: int = 0,
   tokenizer: Tokenizer | None = None,
   place: Place = on_default_device,
@@ -64,9 +66,10 @@ def load_policy(
   Args:
     name: one of POLICIES; or a folder with config.json, safetensors and tokenizer.json; or a .gguf
       file; or "org/name", which is downloaded from the Hugging Face hub.
-    dtype: of activations and of the cache, "float32" or "bfloat16".
+    dtype: of activations, "float32" or "bfloat16".
     param_dtype: of params.
-    remat: whether the backward pass recomputes each layer: less memory, more time.
+    remat: what the backward pass computes again, see `ModelConfig`.
+    cache_dtype: of keys and values in decoding, see `ModelConfig`.
     seed: of random params; only `tiny` has them.
     tokenizer: for policies that bring none; one that a policy brings is preferred.
     place: puts each leaf on its device, given its logical axes (see `models.convert`).
@@ -76,7 +79,7 @@ def load_policy(
     ValueError: if the name is unknown, the weights are not at hand or damaged, or no tokenizer is
       there; the message says what to do.
   """
-  request = Request(name, dtype, param_dtype, remat, seed, tokenizer, place, sizes)
+  request = Request(name, dtype, param_dtype, remat, cache_dtype, seed, tokenizer, place, sizes)
   if sizes and name != "tiny":
     raise ValueError(f"policy {name!r} has fixed sizes; {', '.join(sizes)} cannot change")
   if name in POLICIES:
@@ -141,7 +144,7 @@ def _ready(config: ModelConfig, tokenizer: Tokenizer, request: Request):
   """The policy, with ids that the tokenizer lacks never sampled."""
   config = dataclasses.replace(
     config, dtype=request.dtype, param_dtype=request.param_dtype, remat=request.remat,
-    num_tokens=min(tokenizer.vocab_size, config.vocab_size),
+    cache_dtype=request.cache_dtype, num_tokens=min(tokenizer.vocab_size, config.vocab_size),
   )  # fmt: skip
   return decoder(config), config
 

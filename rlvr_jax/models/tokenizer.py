@@ -1,8 +1,11 @@
 """Text to token ids and back, with chat templates: from a Hugging Face folder or a GGUF file."""
 
 import datetime
+import functools
+import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +20,18 @@ from rlvr_jax.models.convert import gguf_value, open_gguf
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # tokens that close a chat turn
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+_HEX = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+  """The characters in which byte-level BPE writes bytes: printable ones stand for themselves."""
+  own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = [b for b in range(256) if b not in own]
+  return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
 
 
 class ChatTokenizer:
@@ -66,6 +81,29 @@ class ChatTokenizer:
       raise ValueError("the tokenizer names no eos_token, so no response could end")
     pad = self._id("pad_token")
     self.pad_id = self.eos_ids[0] if pad is None else pad
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """Equal only for tokenizers that give equal ids."""
+    parts = [self._backend.to_str(), self._config, self._template]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+  @functools.cached_property
+  def token_bytes(self) -> tuple[bytes, ...]:
+    """The bytes each id stands for in a text; none for ids without a token."""
+    special = self._backend.get_added_tokens_decoder()
+    byte_level = "ByteLevel" in str(self._backend.decoder)
+    out = [b""] * self.vocab_size
+    for token, i in self._backend.get_vocab(with_added_tokens=True).items():
+      if i in special:
+        out[i] = token.encode()
+      elif byte_level:
+        out[i] = bytes(_BYTES[c] for c in token)
+      elif _HEX.fullmatch(token):  # SentencePiece's bytes
+        out[i] = bytes([int(token[3:5], 16)])
+      else:
+        out[i] = token.replace("▁", " ").encode()
+    return tuple(out)
 
   def _id(self, role: str) -> int | None:
     token = self._special.get(role)

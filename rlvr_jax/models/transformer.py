@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -67,13 +68,16 @@ def decoder(config: ModelConfig) -> Policy:
     return y
 
   def init_cache(rows: int, places: int) -> KVCache:
-    k = (rows, config.num_kv_heads, config.head_dim, places)
-    v = (rows, config.num_kv_heads, places, config.head_dim)
-    layers = range(config.num_layers)
-    return KVCache(
-      k=tuple(jnp.zeros(k, config.dtype) for _ in layers),
-      v=tuple(jnp.zeros(v, config.dtype) for _ in layers),
+    dtype = config.cache_dtype or config.dtype
+    heads, size = config.num_kv_heads, config.head_dim
+    leaves = lambda dtype, *shape: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+    cache = KVCache(
+      k=leaves(dtype, rows, heads, size, places), v=leaves(dtype, rows, heads, places, size)
     )
+    if dtype != "int8":
+      return cache
+    scales = leaves("float32", rows, heads, places)
+    return cache.replace(k_scale=scales, v_scale=scales)
 
   shapes = jax.eval_shape(init, jax.random.key(0))
   axes = jax.tree_util.tree_map_with_path(lambda path, _: AXES[path[-1].key], shapes)
@@ -111,12 +115,17 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _enter(x: Array) -> Array:
-  """[N,T,E] as `_times` wants it: [E,N] if T is 1, else as it is."""
+  """[N,T,E] as `times` wants it: [E,N] if T is 1, else as it is."""
   return jax.lax.optimization_barrier(x[:, 0].T) if x.shape[1] == 1 else x
 
 
-def _times(x: Array, w: Array) -> Array:
-  """w [out,in] applied to what `_enter` made."""
+def times(x: Array, w: Any) -> Array:
+  """w [out,in] applied to what `_enter` made of x: [in,N] -> [out,N], [N,T,in] -> [N,T,out].
+
+  Params may hold a pytree node in place of a matrix, with a `times` of its own: see lora and quant.
+  """
+  if hasattr(w, "times"):
+    return w.times(x)
   return w @ x if x.ndim == 2 else x @ w.T
 
 
@@ -135,8 +144,11 @@ class _Base(nn.Module):
 
   config: ModelConfig
 
-  def matrix(self, name: str, outputs: int, inputs: int) -> Array:
-    """[outputs,inputs]; normal with std 1/sqrt(inputs)."""
+  def matrix(self, name: str, outputs: int, inputs: int) -> Any:
+    """[outputs,inputs], normal with std 1/sqrt(inputs); or the node that stands in its place."""
+    stored = self.get_variable("params", name)
+    if isinstance(stored, flax.struct.PyTreeNode):
+      return stored
     init = nn.initializers.normal(1 / math.sqrt(inputs))
     w = self.param(name, init, (outputs, inputs), jnp.dtype(self.config.param_dtype))
     return w.astype(self.config.dtype)
@@ -178,15 +190,15 @@ class _Layer(_Base):
       scale=config.scale, window=config.window(self.layer), softcap=config.attn_softcap,
     )  # fmt: skip
     o = self.matrix("o", config.embed_dim, config.num_heads * config.head_dim)
-    y = _leave(_times(_enter(y), o))
+    y = _leave(times(_enter(y), o))
     if config.sandwich:
       y = self.norm("post_attn_norm", config.embed_dim)(y)
     x = x + y
     y = _enter(self.norm("mlp_norm", config.embed_dim)(x))
-    gate = _times(y, self.matrix("gate", config.mlp_dim, config.embed_dim))
+    gate = times(y, self.matrix("gate", config.mlp_dim, config.embed_dim))
     gate = nn.silu(gate) if config.activation == "silu" else nn.gelu(gate, approximate=True)
-    y = gate * _times(y, self.matrix("up", config.mlp_dim, config.embed_dim))
-    y = _leave(_times(y, self.matrix("down", config.embed_dim, config.mlp_dim)))
+    y = gate * times(y, self.matrix("up", config.mlp_dim, config.embed_dim))
+    y = _leave(times(y, self.matrix("down", config.embed_dim, config.mlp_dim)))
     if config.sandwich:
       y = self.norm("post_mlp_norm", config.embed_dim)(y)
     return x + y, view
@@ -194,7 +206,7 @@ class _Layer(_Base):
   def heads(self, name: str, x: Array, num: int) -> Array:
     """What `_enter` made of [N,T,E] -> [N,T,num,D]."""
     config = self.config
-    y = _leave(_times(x, self.matrix(name, num * config.head_dim, config.embed_dim)))
+    y = _leave(times(x, self.matrix(name, num * config.head_dim, config.embed_dim)))
     if config.qkv_bias:
       init = nn.initializers.zeros
       b = self.param(f"{name}_bias", init, (num * config.head_dim,), jnp.dtype(config.param_dtype))
@@ -207,7 +219,10 @@ class _Decoder(_Base):
 
   def setup(self):
     config = self.config
-    layer = nn.remat(_Layer) if config.remat else _Layer
+    # dots: the attention scores have batch dimensions, and are made again.
+    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = {"none": None, "dots": products, "full": jax.checkpoint_policies.nothing_saveable}
+    layer = _Layer if config.remat == "none" else nn.remat(_Layer, policy=policy[config.remat])
     self.layers = [layer(config, layer=i) for i in range(config.num_layers)]
     shape, dtype = (config.vocab_size, config.embed_dim), jnp.dtype(config.param_dtype)
     self.embedding = self.param("embedding", nn.initializers.normal(0.02), shape, dtype)

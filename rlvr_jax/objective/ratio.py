@@ -1,59 +1,107 @@
-"""Losses from the ratio of the policy now to the policy that sampled.
+"""Losses from a ratio of policies.
+
+    d = log pi - log anchor     of each token (objective.anchors)
+    u = scope(d, mask)          over a token, its prefix or its row (objective.scopes)
+    l = mode(u, A, bounds)      PPO, CISPO, GMPO, ... (objective.modes) within an interval (objective.bounds)
 
 loss(stats, rows, advantage, knobs) -> (float32 [N,T], metrics), where a row's loss depends on that row
 alone. Everything outside `rows.loss_mask` may hold anything; it is masked before it is used.
 """
 
+import jax
 import jax.numpy as jnp
 
-from rlvr_jax.core import masked
+from rlvr_jax.core import masked, traits
 from rlvr_jax.core.types import Objective
-
-MAX_LOG_RATIO = 20.0  # exp of it is finite, and far beyond any clip
+from rlvr_jax.objective import anchors, modes, scopes
+from rlvr_jax.objective import bounds as intervals
 
 
 def log_ratio(stats, rows):
-  """float32 [N,T]: log of policy now / policy at sampling, both under the whole softmax at the row's
-  temperature. With top-k or top-p the sampled law differs from it by the mass that was cut off; that
-  factor is not in the ratio, so the ratio is 1 on policy. 0 outside the mask.
-  """
-  d = masked.select(stats.logprobs - rows.full_logprobs, rows.loss_mask)
-  return jnp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+  """float32 [N,T]: log of policy now / policy at sampling; 0 outside the mask. See anchors.sampled."""
+  return anchors.difference(stats.logprobs, rows.full_logprobs, rows.loss_mask)
 
 
-def clipped(*, low: float = 0.2, high: float = 0.2) -> Objective:
-  """PPO's clipped surrogate on each token.
-
-      rho = pi / pi_old,    loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))
-
-  The gradient is 0 where the ratio has already left the interval in the direction A asks for.
+def surrogate(
+  *, scope=None, bounds=None, mode=None, anchor=None, correction=None, veto=None
+) -> Objective:
+  """The family: one choice for each part.
 
   Args:
-    low: in [0, 1].
-    high: at least 0; more than `low` is DAPO's clip-higher.
+    scope: of objective.scopes; default token().
+    bounds: of objective.bounds; default clip().
+    mode: of objective.modes; default ppo().
+    anchor: of objective.anchors; default sampled().
+    correction: None, or anchors.correction(): a weight of each token's loss.
+    veto: None, or a function (d, advantage, mask) -> bool [N,T]: the tokens that keep their loss, for
+      instance keep.veto.stale_suffix().
 
-  Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476.
+  A veto and a correction leave the denominator of the loss as it is.
   """
-  if not 0 <= low <= 1:
-    raise ValueError(f"low must lie in [0, 1], got {low}")
-  if high < 0:
-    raise ValueError(f"high must be at least 0, got {high}")
+  scope, mode = scope or scopes.token(), mode or modes.ppo()
+  bounds, anchor = bounds or intervals.clip(), anchor or anchors.sampled()
+  pieces = [piece for piece in (scope, bounds, mode, anchor, correction, veto) if piece]
+  survey_bounds = traits.trait(bounds, "survey")
 
   def loss(stats, rows, advantage, knobs):
     del knobs
     mask = rows.loss_mask
-    d = log_ratio(stats, rows)
-    ratio = jnp.exp(d)
     a = masked.select(advantage, mask)
-    free, held = -a * ratio, -a * jnp.clip(ratio, 1 - low, 1 + high)
-    # Not jnp.maximum: on a bound, where both are equal, it would mix in the gradient of the clip.
-    per_token = jnp.where(held > free, held, free)
-    metrics = {
-      "policy/clip_frac_high": masked.mean((a > 0) & (ratio > 1 + high), mask),
-      "policy/clip_frac_low": masked.mean((a < 0) & (ratio < 1 - low), mask),
-      "policy/kl_old": masked.mean(ratio - 1 - d, mask),  # k3, of KL(sampled, now)
-      "policy/ratio_max": masked.highest(ratio, mask),
-    }
-    return per_token, metrics
+    d = anchors.difference(stats.logprobs, anchor(rows), mask)
+    u = scope(d, mask)
+    low, high = bounds(jax.lax.stop_gradient(u), a, rows)
+    terms = modes.Terms(masked.select(stats.logprobs, mask), d, u, a, mask, low, high, scope)
+    per_token, bounded = mode(terms)
+    metrics = _metrics(log_ratio(stats, rows), jnp.exp(bounded), terms, mode)
+    kept = mask
+    if correction:
+      log_weight = traits.trait(mode, "joins", anchors.each_token)(correction(rows), mask)
+      log_weight = jnp.where(mask, log_weight, -jnp.inf)
+      per_token, kept = per_token * jnp.exp(log_weight), kept & (log_weight > -jnp.inf)
+    if veto:
+      kept &= veto(jax.lax.stop_gradient(d), a, mask)
+    if correction or veto:
+      metrics["policy/vetoed_frac"] = masked.mean(~kept, mask)
+    return masked.select(per_token, kept), metrics
 
-  return Objective(loss, needs_advantage=True)
+  def survey(rows):
+    mask = rows.loss_mask
+    d = anchors.difference(traits.logprobs_of(rows, "old"), anchor(rows), mask)
+    whole = traits.trait(scope, "reads") == "row"
+    once = mask & (jnp.cumsum(mask, 1) == 1) if whole else mask
+    return survey_bounds(scope(d, mask), once, rows)
+
+  return Objective(
+    loss,
+    needs_advantage=True,
+    reads=traits.widest(pieces),
+    needs=traits.needs(*pieces),
+    survey=survey if survey_bounds else None,
+  )
+
+
+def _metrics(d, bounded, terms, mode):
+  """Of the ratio to the policy that sampled, and of the ratio that the bounds are for."""
+  a, mask = terms.advantage, terms.mask
+  up, down = (True, True) if traits.trait(mode, "two_sided") else (a > 0, a < 0)
+  return {
+    "policy/clip_frac_high": masked.mean(up & (bounded > terms.high), mask),
+    "policy/clip_frac_low": masked.mean(down & (bounded < terms.low), mask),
+    "policy/kl_old": masked.mean(jnp.exp(d) - 1 - d, mask),  # k3, of KL(sampled, now)
+    "policy/ratio_max": masked.highest(jnp.exp(d), mask),
+  }
+
+
+def clipped(*, low: float = 0.2, high: float = 0.2, dual: float = 0.0) -> Objective:
+  """PPO's clipped surrogate on each token.
+
+      rho = pi / pi_old,    loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))
+
+  Args:
+    low: in [0, 1].
+    high: at least 0; more than `low` is DAPO's clip-higher.
+    dual: see modes.ppo.
+
+  Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476.
+  """
+  return surrogate(bounds=intervals.clip(low=low, high=high), mode=modes.ppo(dual=dual))

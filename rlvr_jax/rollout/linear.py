@@ -13,13 +13,14 @@ def linear(*, slots: int = 0, top_k: int = 0, top_p: float = 1.0, min_p: float =
       is what a policy gradient assumes.
 
   Returns:
-    rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places) -> (rows, counts).
+    rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None) ->
+    (rows, counts), with the arguments of decode.decode.
   """
   rule = logits.truncation(top_k=top_k, top_p=top_p, min_p=min_p)
   if slots < 0:
     raise ValueError(f"slots must be at least 0 (0: one for every row), got {slots}")
 
-  def rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places):
+  def rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None):
     return decode.decode(
       policy,
       params,
@@ -30,6 +31,7 @@ def linear(*, slots: int = 0, top_k: int = 0, top_p: float = 1.0, min_p: float =
       num_contexts=num_contexts,
       prompt_places=prompt_places,
       rule=rule,
+      stops=stops,
     )
 
   return rollout

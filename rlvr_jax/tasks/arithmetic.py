@@ -34,6 +34,7 @@ class CharTokenizer:
       raise ValueError(f"a character occurs twice in the alphabet {alphabet!r}")
     self.alphabet = alphabet
     self.vocab_size = 3 + len(alphabet)
+    self.fingerprint = f"characters {alphabet}"
 
   def encode(self, text: str) -> list[int]:
     for char in text:

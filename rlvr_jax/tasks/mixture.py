@@ -1,11 +1,13 @@
 """Weighted mixtures of sources, split so that no held-out question is trained on."""
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from rlvr_jax.core.records import Example
 
+ROW = "file_row"  # of the metadata: where an example was read from, for a person
 Stream = Callable[[str], Iterable[Example]]  # ("train" or "eval") -> examples, maybe without end
 
 
@@ -36,9 +38,9 @@ def split(
 
   The held-out set is drawn first and never repeats a question. The training set leaves all
   questions of the held-out set out, whichever source they came from, and repeats its own only when
-  a source has too few: then each equally often, but for one. "The same" is the text of the
-  question. A source is taken to have no more questions when (500 + 4 x found) draws in a row bring
-  nothing new. Both sets are shuffled; the same arguments give the same sets.
+  a source has too few: then each equally often, but for one. "The same" is by `identity`. A source
+  is taken to have no more questions when (500 + 4 x found) draws in a row bring nothing new. Both
+  sets are shuffled; the same arguments give the same sets.
 
   Args:
     streams: of each source, by name: "train" or "eval" -> iterable of examples, from its own seed.
@@ -80,9 +82,57 @@ def split(
   return train, heldout
 
 
-def question(example: Example) -> str:
-  """The text that makes a prompt what it is: without system line and chat template."""
-  return example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
+def identity(example: Example) -> str:
+  """Equal for prompts that ask the same: their text but for case, white space and system lines."""
+  if isinstance(example.prompt, str):
+    text = example.prompt
+  else:
+    text = "\n".join(turn["content"] for turn in example.prompt if turn["role"] != "system")
+  return " ".join(text.split()).casefold()
+
+
+def hold_out(examples: Iterable[Example], fraction: float) -> tuple[list[Example], list[Example]]:
+  """Parts off about `fraction` of the questions, by the SHA-256 of what they ask.
+
+  Whether an example is held out depends on its question alone: equal questions go the same way, and
+  a file that grows keeps its held-out set.
+
+  Returns:
+    (training examples, held-out ones), each in the order given.
+  """
+  if not 0 <= fraction < 1:
+    raise ValueError(f"eval_fraction must be in [0, 1), got {fraction}")
+  parts: tuple[list[Example], list[Example]] = [], []
+  for example in examples:
+    digest = hashlib.sha256(identity(example).encode("utf-8", "surrogatepass")).digest()
+    parts[int.from_bytes(digest[:8], "big") < fraction * 2**64].append(example)
+  return parts
+
+
+def check_disjoint(train: Iterable[Example], evals: Mapping[str, Sequence[Example]]) -> None:
+  """Refuses a question (`identity`) that is both trained on and held out.
+
+  Raises:
+    ValueError: naming the first five pairs of rows.
+  """
+  held = {
+    identity(example): _row(example, name, i)
+    for name, examples in evals.items()
+    for i, example in enumerate(examples)
+  }
+  both = []
+  for i, example in enumerate(train):
+    if identity(example) in held:
+      both.append(f"{_row(example, 'train', i)} = {held[identity(example)]}")
+  if both:
+    raise ValueError(
+      f"{len(both)} training questions are also held out: {', '.join(both[:5])}"
+      f"{', ...' if len(both) > 5 else ''}; remove them from one of the two"
+    )
+
+
+def _row(example: Example, name: str, i: int) -> str:
+  return example.metadata.get(ROW, f"{name}[{i}]")
 
 
 def _distinct(stream: Iterable[Example], need: int, excluded: Container[str]) -> dict[str, Example]:
@@ -91,7 +141,7 @@ def _distinct(stream: Iterable[Example], need: int, excluded: Container[str]) ->
   if need == 0:
     return found
   for example in stream:
-    text = question(example)
+    text = identity(example)
     if text in found or text in excluded:
       in_vain += 1
       if in_vain == 500 + 4 * len(found):

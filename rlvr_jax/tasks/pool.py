@@ -25,21 +25,28 @@ _START = (
 )
 
 
+def needs_processes(verify: Callable) -> Callable:
+  """Marks a verifier that may hang or take all memory: VerifierPool refuses it without workers."""
+  vars(verify)["needs_processes"] = True
+  return verify
+
+
 class VerifierPool:
   """Runs `verify` on many completions at once, in processes of their own.
 
   pool(examples, texts) -> verdicts, in the order of the items. An item that overruns its time is
-  killed and judged wrong, and so is one that takes its process down; the other items go on, the
-  process is replaced, the pool stays usable:
+  killed and judged wrong, with every process it started, and so is one that takes its process down;
+  the other items go on, the process is replaced, the pool stays usable:
 
     rule "timeout"           longer than time_limit_seconds
     rule "crashed"           the process died (exit, segmentation fault, out of memory)
     rule "memory"            MemoryError, which the memory limit causes
+    rule "forked"            a process that it started outlived it; that is killed
     rule "error: <message>"  verify raised, or returned no Verdict
 
-  `counters` counts these outcomes ("timeout", "crashed", "memory", "error", and "verified" for the
-  rest), "restarts" of processes, and "messages" sent to them. Items travel up to 64 to a message,
-  yet each is timed by itself, from the reply to the one before it.
+  `counters` counts these outcomes ("timeout", "crashed", "memory", "forked", "error", and "verified"
+  for the rest), "restarts" of processes, and "messages" sent to them. Items travel up to 64 to a
+  message, yet each is timed by itself, from the reply to the one before it.
 
   Calls may come from any thread; one runs at a time. An exception in a call (Ctrl-C) kills the
   processes that are busy, and the next call starts new ones. Processes end with `close`, with the
@@ -52,10 +59,10 @@ class VerifierPool:
       else that pickles.
     workers: processes. 0 runs verify in the calling thread, for verifiers that are known to be
       harmless: what it raises is still caught, but the limits are not applied and nothing can be
-      killed.
+      killed. Refused for those that are known not to be (`needs_processes`).
     time_limit_seconds: wall-clock time for one item.
     memory_limit_mib: address space in MiB that a process may take on top of what it holds when
-      ready. Enforced on Linux alone.
+      ready; the processes that it starts may take as much each. Enforced on Linux alone.
 
   Raises:
     ValueError: for an argument out of range, or a `verify` that the processes cannot import.
@@ -74,6 +81,8 @@ class VerifierPool:
         "want workers >= 0, time_limit_seconds > 0 and memory_limit_mib > 0, got "
         f"{workers}, {time_limit_seconds} and {memory_limit_mib}"
       )
+    if not workers and getattr(verify, "needs_processes", False):
+      raise ValueError(f"{verify!r} must run in processes that can be killed: set workers >= 1")
     self.counters: collections.Counter[str] = collections.Counter()
     self._verify = verify
     self._time_limit = time_limit_seconds
@@ -151,7 +160,7 @@ class VerifierPool:
           replies[worker.pending.popleft()] = (outcome, value)
           left -= 1
           worker.deadline = time.monotonic() + self._time_limit
-        if outcome == "crashed":
+        if outcome in ("crashed", "memory"):  # what filled the memory may still be held
           waiting.extendleft(reversed(worker.pending))
           self._replace(self._workers.index(worker))
       for index in busy.values():
@@ -193,7 +202,11 @@ class _Worker:
     self.connection.send_bytes(setup)
 
   def alive(self) -> bool:
-    return self.process.poll() is None
+    if not hasattr(os, "waitid"):  # macOS
+      return self.process.poll() is None
+    # Not poll(): once the status is taken, the group can no longer be killed without doubt.
+    done = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return self.process.returncode is None and os.waitid(os.P_PID, self.process.pid, done) is None
 
   def send(self, indices: list[int], items: list[bytes], time_limit: float) -> None:
     self.pending.extend(indices)
@@ -214,8 +227,10 @@ class _Worker:
 
   def kill(self) -> None:
     if self.process.returncode is None:  # once it is known, another process may have the id
+      others = worker_module.descendants(self.process.pid)
       with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(self.process.pid, signal.SIGKILL)
+      worker_module.kill_each(others)
       self.process.wait()
     self.connection.close()
 

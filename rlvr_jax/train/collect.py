@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlvr_jax.core import groups, keys, ledger
+from rlvr_jax.core import groups, hosts, keys, ledger
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import (
@@ -30,6 +30,8 @@ from rlvr_jax.core.types import (
   Selection,
   Tally,
 )
+from rlvr_jax.decode.stops import Stops
+from rlvr_jax.train.rewards import Scorer
 
 
 class Sample(NamedTuple):
@@ -39,6 +41,7 @@ class Sample(NamedTuple):
   text: str
   verdict: Verdict
   num_tokens: int
+  rewards: dict[str, float]  # of the reward functions that apply
 
 
 class Batch(NamedTuple):
@@ -51,13 +54,13 @@ class Batch(NamedTuple):
 
 
 def completions(rows: Rows, decode_text: Callable[[list[int]], str]):
-  """(index of each valid row, its text, its number of response tokens), read on the host."""
-  tokens, start, length, valid = jax.device_get(
+  """(index of each valid row, its text, the token ids of its response), read on the host."""
+  tokens, start, length, valid = hosts.host(
     (rows.tokens, rows.response_start, rows.length, rows.valid)
   )
   index = np.flatnonzero(valid)
-  texts = [decode_text(tokens[i, start[i] : length[i]].tolist()) for i in index]
-  return index, texts, (length - start)[index]
+  ids = [tokens[i, start[i] : length[i]].tolist() for i in index]
+  return index, [decode_text(one) for one in ids], ids
 
 
 def make_collect(
@@ -71,9 +74,11 @@ def make_collect(
   budget: int,
   max_new_tokens: int,
   eos_ids,
+  stops: Stops | None = None,
   sources: Sequence[str],
   constrain=lambda rows: rows,
   num_samples: int = 4,
+  scorer: Scorer | None = None,
 ):
   """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
 
@@ -85,12 +90,16 @@ def make_collect(
     budget: rows of a round and of the batch.
     max_new_tokens: response tokens a row may get.
     eos_ids: int32 [E].
+    stops: strings that end a row as well.
     sources: names; the table's `source` is an index into them.
     constrain: puts a sharding on row arrays inside jitted functions.
     num_samples: completions kept to be shown.
+    scorer: reward functions, whose values become rows.extras["reward/<name>"]. A row that none of those
+      with a weight applies to is left out of the batch.
 
   Raises:
-    ValueError: if the table has fewer than `prompts` prompts, or the allocator plans more than `budget`.
+    ValueError: if the table has fewer than `prompts` prompts, the allocator plans more than `budget`, or
+      a reward function is called like a source.
   """
   num_table, prompt_places = table.tokens.shape
   if num_table < prompts:
@@ -99,6 +108,12 @@ def make_collect(
   if sum(plan) > budget or min(plan) < 1:
     raise ValueError(f"the allocator plans waves {plan} for a budget of {budget} rows")
   num_places = prompt_places + max_new_tokens
+  names = scorer.names if scorer else ()
+  weighty = tuple(name for name in names if scorer and scorer.weights[name])
+  if clash := sorted(set(names) & set(sources)):
+    raise ValueError(f"a reward function and a data source are both called {clash[0]!r}")
+  unscored = lambda num: {f"reward/{name}": jnp.full(num, jnp.nan, jnp.float32) for name in names}
+  blank = lambda num: rows_lib.blank(num, num_places).replace(extras=unscored(num))
   table = jax.tree.map(jnp.asarray, table)
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
 
@@ -108,7 +123,7 @@ def make_collect(
     tally = Tally(zeros(jnp.float32), zeros(jnp.float32), zeros(jnp.int32), zeros(jnp.int32))
     used = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
     knobs = recipe.control.value(control)
-    return knobs, rows_lib.blank(budget, num_places), used, tally, jnp.zeros(num_table, bool)
+    return knobs, blank(budget), used, tally, jnp.zeros(num_table, bool)
 
   @jax.jit
   def open_round(collector: Collector, key, taken, step, knobs):
@@ -129,8 +144,7 @@ def make_collect(
     these = Prompts(
       i, table.tokens[i], table.length[i], table.source[i], score[i], belief, chosen.valid
     )
-    blank = rows_lib.blank(sum(plan), num_places)
-    round = Round(these, blank, jnp.zeros((), jnp.int32), step)
+    round = Round(these, blank(sum(plan)), jnp.zeros((), jnp.int32), step)
     taken = taken.at[i].max(chosen.valid)
     collector = collector.replace(visited=visited, epoch=collector.epoch + ended)
     return collector, round, recipe.allocate.init(these, knobs), taken
@@ -161,6 +175,7 @@ def make_collect(
       source=these.source[group],
       wave=jnp.broadcast_to(wave, (width,)),
       prior=these.belief.mean[group],
+      extras=unscored(width),
     )
     return constrain(rows)
 
@@ -175,9 +190,10 @@ def make_collect(
     return round.replace(rows=rows_lib.write(round.rows, rows, offset)), tally, booked
 
   @jax.jit
-  def settle(round, offset, correct, knobs):
-    correct = jax.lax.dynamic_update_slice_in_dim(round.rows.correct, correct, offset, 0)
-    rows = round.rows.replace(correct=correct)
+  def settle(round, offset, correct, values, knobs):
+    put = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0)
+    extras = round.rows.extras | {k: put(round.rows.extras[k], v) for k, v in values.items()}
+    rows = round.rows.replace(correct=put(round.rows.correct, correct), extras=extras)
     return round.replace(rows=rows.replace(reward=recipe.reward(rows, knobs)))
 
   @jax.jit
@@ -191,7 +207,7 @@ def make_collect(
       trials=tally.trials + by_prompt(ones, rows.valid),
       successes=tally.successes + by_prompt(rows.correct, rows.valid),
     )
-    chosen = recipe.choose(keys.stream(key, "choose"), rows, knobs) & rows.valid
+    chosen = recipe.choose(keys.stream(key, "choose"), rows, knobs) & _scored(rows, weighty)
     pool, used, placed = rows_lib.append(pool, used, rows, chosen)
     made = rows.response_mask.sum(1)
     booked = {
@@ -200,7 +216,7 @@ def make_collect(
       "rejected": by_prompt(made, rows.valid & ~chosen),
       "surplus": by_prompt(made, chosen & ~placed),
     }
-    return pool, used, tally, booked, _round_metrics(rows, len(sources))
+    return pool, used, tally, booked, _round_metrics(rows, len(sources), names, weighty)
 
   @jax.jit
   def end(posterior, tally):
@@ -229,24 +245,27 @@ def make_collect(
           eos_ids,
           num_contexts=prompts,
           prompt_places=prompt_places,
+          stops=stops,
         )
         round, tally, booked = settle_roll(round, rows, made, at, tally)
-        books = ledger.book(books, jax.device_get(booked))
+        books = ledger.book(books, hosts.host(booked))
         ticks += np.array([made.ticks, made.slot_ticks])
         clock.lap("rollout")
-        correct, shown = _verify(verify, decode_text, rows, num_samples - len(samples))
+        correct, values, shown = _verify(
+          verify, scorer, decode_text, rows, step, num_samples - len(samples)
+        )
         samples += shown
-        round = settle(round, at, correct, knobs)
+        round = settle(round, at, correct, values, knobs)
         clock.lap("verify")
         offset += width
       pool, used, tally, booked, metrics = close_round(round, key, pool, used, tally, knobs)
-      books = ledger.book(books, jax.device_get(booked))
-      rounds.append(jax.device_get(metrics))
+      books = ledger.book(books, hosts.host(booked))
+      rounds.append(hosts.host(metrics))
       num_groups = int(used[1])
       if num_groups >= prompts:
         break
     collector = collector.replace(posterior=end(collector.posterior, tally))
-    metrics = _merge(rounds, sources) | {
+    metrics = _merge(rounds, sources, names) | {
       "rollout/rounds": len(rounds),
       "rollout/ticks": int(ticks[0]),
       "rollout/slot_use": int(tally.tokens.sum()) / max(int(ticks[1]), 1),
@@ -291,32 +310,54 @@ class _Clock:
     self._last = now
 
 
-def _verify(verify, decode_text, rows, num_samples):
-  """float32 [N] verdicts of the rows, and the first completions as Samples."""
-  index, texts, lengths = completions(rows, decode_text)
-  prompt_id = np.asarray(rows.prompt_id)[index].tolist()
+def _verify(verify, scorer, decode_text, rows, step, num_samples):
+  """float32 [N] verdicts of the rows, what reward functions say, and the first completions as Samples."""
+  index, texts, ids = completions(rows, decode_text)
+  prompt_id = hosts.host(rows.prompt_id)[index].tolist()
   verdicts = verify(prompt_id, texts)
   correct = np.zeros(len(rows.valid), np.float32)
   correct[index] = [v.correct for v in verdicts]
+  said, values = {}, {}
+  if scorer and scorer.names:  # once for all processes: a function need not repeat itself
+    said = hosts.first(lambda: scorer(prompt_id, texts, ids, verdicts, int(step)))
+  for name, some in said.items():
+    values[f"reward/{name}"] = whole = np.full(len(rows.valid), np.nan, np.float32)
+    whole[index] = some
+  applies = lambda i: {k: v[i].item() for k, v in said.items() if not np.isnan(v[i])}
   shown = [
-    Sample(prompt_id[i], texts[i], verdicts[i], int(lengths[i]))
+    Sample(prompt_id[i], texts[i], verdicts[i], len(ids[i]), applies(i))
     for i in range(min(num_samples, len(texts)))
   ]
-  return correct, shown
+  return correct, values, shown
 
 
-def _round_metrics(rows: Rows, num_sources: int) -> dict[str, jax.Array]:
+def _scored(rows: Rows, names: Sequence[str]) -> jax.Array:
+  """bool [N]: valid rows that some of the functions apply to; all valid rows if there are none."""
+  if not names:
+    return rows.valid
+  values = jnp.stack([rows.extras[f"reward/{name}"] for name in names])
+  return rows.valid & ~jnp.isnan(values).all(0)
+
+
+def _round_metrics(
+  rows: Rows, num_sources: int, names: Sequence[str], weighty: Sequence[str]
+) -> dict[str, jax.Array]:
   """Sums over the valid rows and groups of a round; `_merge` divides."""
   valid, ones = rows.valid, jnp.ones(len(rows.valid), jnp.float32)
   args = rows.group, valid
+  scored = _scored(rows, weighty)
+  values = [rows.extras[f"reward/{name}"] for name in names]
+  applies = [valid & ~jnp.isnan(value) for value in values]
   size = groups.count(*args)
   live = size > 0
   lowest, highest = groups.lowest(rows.correct, *args), groups.highest(rows.correct, *args)
-  reward = jnp.where(valid, rows.reward, 0.0)
-  flat = groups.highest(rows.reward, *args) == groups.lowest(rows.reward, *args)
+  reward = jnp.where(scored, rows.reward, 0.0)
+  compared = rows.reward, rows.group, scored
+  flat = groups.highest(*compared) == groups.lowest(*compared)
   length = jnp.where(valid, rows.response_length, 0)
   return {
     "rows": jnp.where(valid, ones, 0).sum(),
+    "scored": jnp.where(scored, ones, 0).sum(),
     "groups": live.sum(),
     "reward": reward.sum(),
     "reward_squared": (reward * reward).sum(),
@@ -327,28 +368,37 @@ def _round_metrics(rows: Rows, num_sources: int) -> dict[str, jax.Array]:
     "length_max": length.max(),
     "truncated": (valid & rows.truncated).sum(),
     "errors": (valid & (rows.status == ERROR)).sum(),
-    "source_rows": groups.total(ones, rows.source, valid, num_sources),
-    "source_reward": groups.total(rows.reward, rows.source, valid, num_sources),
+    "part_rows": jnp.append(
+      groups.total(ones, rows.source, scored, num_sources),
+      jnp.array([mask.sum() for mask in applies], jnp.float32),
+    ),
+    "part_reward": jnp.append(
+      groups.total(rows.reward, rows.source, scored, num_sources),
+      jnp.array([jnp.where(mask, v, 0.0).sum() for mask, v in zip(applies, values)], jnp.float32),
+    ),
   }
 
 
-def _merge(rounds: list[dict[str, Any]], sources: Sequence[str]) -> dict[str, float]:
+def _merge(
+  rounds: list[dict[str, Any]], sources: Sequence[str], names: Sequence[str]
+) -> dict[str, float]:
   total: dict[str, Any] = {
     k: np.sum([r[k] for r in rounds], axis=0, dtype=np.float64) for k in rounds[0]
   }
-  by_source = {
+  by_part = {
     f"reward/{name}/mean": float(reward / rows)
     for name, rows, reward in zip(
-      sources, total.pop("source_rows"), total.pop("source_reward"), strict=True
+      (*sources, *names), total.pop("part_rows"), total.pop("part_reward"), strict=True
     )
     if rows
   }
   total = {k: float(v) for k, v in total.items()}
   n, g = max(total["rows"], 1.0), max(total["groups"], 1.0)
-  mean = total["reward"] / n
-  return by_source | {
+  scored = max(total["scored"], 1.0)
+  mean = total["reward"] / scored
+  return by_part | {
     "reward/mean": mean,
-    "reward/std": max(total["reward_squared"] / n - mean * mean, 0.0) ** 0.5,
+    "reward/std": max(total["reward_squared"] / scored - mean * mean, 0.0) ** 0.5,
     "group/frac_zero_std": total["zero_std"] / g,
     "group/frac_all_0": total["all_0"] / g,
     "group/frac_all_1": total["all_1"] / g,

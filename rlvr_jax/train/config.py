@@ -25,8 +25,10 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = ("float32", "bfloat16", "int8")
 LONG_PROMPTS = ("raise", "drop")
 SCHEDULES = ("constant", "cosine", "linear")
+REMAT = ("none", "dots", "full")
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
 # Fields that may differ when a run is resumed: they change how far it goes and what it records, not
@@ -39,6 +41,7 @@ RESUMABLE = (
   "keep_checkpoints",
   "loggers",
   "export",
+  "prompt_cache",
   "mesh",  # sums round otherwise on another number of devices; the run is the same
 )
 
@@ -50,11 +53,14 @@ class Config:
   # What is trained, on what, how.
   policy: str = "tiny"  # name of a policy in the models' table, or a path to its weights
   dtype: str = "float32"  # of activations: float32 or bfloat16
-  param_dtype: str = "float32"  # of parameters and optimizer state: float32 or bfloat16
+  param_dtype: str = "float32"  # float32, or bfloat16 with float32 master weights in the optimizer
   task: str = "arithmetic"  # name in tasks.TASKS
   task_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the task's factory
   recipe: str = "grpo"  # name in recipes.RECIPES
   recipe_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the recipe's factory
+  # Reward functions: "module:function" or a name in reward.REWARDS -> weight, or {"weight": weight, and
+  # arguments of the function}. Those of weight 0 are looked at, and no more.
+  rewards: dict[str, Any] = dataclasses.field(default_factory=dict)  # none: the verdict rules
   steps: int = 100  # optimizer batches in the run, >= 1
 
   # Rollouts.
@@ -63,6 +69,9 @@ class Config:
   max_prompt_length: int = 256  # tokens, >= 1
   long_prompts: str = "raise"  # what a longer prompt does: raise, or drop it from the table
   max_new_tokens: int = 16  # tokens of a response, >= 1
+  stop_strings: tuple[str, ...] = ()  # a response ends with the token that completes one of them
+  cache_dtype: str = ""  # of keys and values in decoding: float32, bfloat16 or int8; "": as dtype
+  prompt_cache: str = ""  # folder for tokenised prompts, so that a later start reads them; "": none
 
   # The update.
   learning_rate: float = 2e-5  # peak, > 0
@@ -77,6 +86,8 @@ class Config:
 
   # Memory and speed.
   bin_tokens: int = 0  # tokens of a packed bin of the learner; 0: chosen from the row length
+  read_tokens: int = 256  # tokens of a bin whose logits exist at a time, >= 1
+  remat: str = "none"  # what the backward pass computes again: none, dots (all but products) or full
   mesh: str = "cpu1"  # name in launch.meshes
 
   # Supervised steps on reference answers before the first rollout.
@@ -128,7 +139,10 @@ def validate(config: Config) -> None:
 
   check("policy task recipe mesh", "a name", bool)
   check("dtype param_dtype", f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES)
+  check("cache_dtype", f"one of {', '.join(CACHE_DTYPES)}, or empty", lambda v: v in ("", *CACHE_DTYPES))
+  check("stop_strings", "strings that are not empty", all)
   check("long_prompts", f"one of {', '.join(LONG_PROMPTS)}", lambda v: v in LONG_PROMPTS)
+  check("remat", f"one of {', '.join(REMAT)}", lambda v: v in REMAT)
   check("schedule", f"one of {', '.join(SCHEDULES)}", lambda v: v in SCHEDULES)
   check(
     "loggers",
@@ -136,7 +150,7 @@ def validate(config: Config) -> None:
     lambda v: set(v) <= set(LOGGERS) and len(set(v)) == len(v),
   )
   check(
-    "steps prompts max_prompt_length max_new_tokens max_bad_steps verifier_workers eval_prompts"
+    "steps prompts max_prompt_length max_new_tokens max_bad_steps read_tokens verifier_workers eval_prompts"
     " eval_samples keep_checkpoints",
     ">= 1",
     lambda v: v >= 1,
@@ -156,6 +170,13 @@ def validate(config: Config) -> None:
   check("warm_start_wrong", "in [0, 1]", lambda v: 0 <= v <= 1)
   check("seed", "in [0, 2**32)", lambda v: 0 <= v < 2**32)
   check("budget", f">= prompts = {config.prompts}", lambda v: v >= config.prompts)
+  for name, value in config.rewards.items():
+    weight = value.get("weight") if isinstance(value, dict) else value
+    if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+      raise ValueError(
+        f"rewards = {config.rewards!r}: the value of {name!r} must be a weight, or "
+        '{"weight": a number, and arguments of the function}'
+      )
   if config.schedule != "constant":
     check(
       "warmup_steps",

@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rlvr_jax.core import groups, keys, masked
+from rlvr_jax.core import groups, hosts, keys, masked
 from rlvr_jax.core.types import Feedback, Learner, Packed, Policy, Recipe, Rows, Spans, TokenStats
 from rlvr_jax.decode import logits as law
 from rlvr_jax.train import pack
+
+
+READ_TOKENS = 256  # reads of a lane whose logits exist at a time
 
 
 class Prepared(NamedTuple):
@@ -28,7 +31,9 @@ class Prepared(NamedTuple):
   wanted: jax.Array  # bool [N,T], tokens the model must be run for
 
 
-def bin_stats(policy: Policy, params, packed: Packed, first, lanes: int) -> TokenStats:
+def bin_stats(
+  policy: Policy, params, packed: Packed, first, lanes: int, *, entropy: bool, read_tokens: int
+) -> TokenStats:
   """TokenStats of the rows in bins [first, first + lanes); 0 for all other rows."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, lanes)
   tokens, source = cut(packed.tokens), cut(packed.source)
@@ -36,47 +41,124 @@ def bin_stats(policy: Policy, params, packed: Packed, first, lanes: int) -> Toke
   everywhere = jnp.ones(tokens.shape, bool)
   hidden, _ = policy.hidden(params, tokens, cut(packed.position), everywhere, view)
   hidden = jnp.take_along_axis(hidden, source[:, :, None], 1)
-  reads = cut(packed.target), cut(packed.temperature)
-  logprobs = _read(policy, params, hidden, *reads, cut(packed.num_reads).max()).reshape(-1)
+  logits = functools.partial(policy.logits, params)
+  reads = read(
+    logits, hidden, cut(packed.target), cut(packed.temperature), cut(packed.num_reads).max(),
+    entropy=entropy, chunk=read_tokens,
+  )  # fmt: skip
   local = packed.place - first * source.shape[1]
-  local = jnp.where(local < 0, len(logprobs), local)  # a negative index would count from the end
-  return TokenStats(logprobs=logprobs.at[local].get(mode="fill", fill_value=0.0))
+  local = jnp.where(local < 0, source.size, local)  # a negative index would count from the end
+  return jax.tree.map(lambda x: x.reshape(-1).at[local].get(mode="fill", fill_value=0.0), reads)
 
 
-def _read(policy, params, hidden, target, temperature, num_reads):
-  """float32 [lanes,R]: log-probs of target [lanes,R] after hidden [lanes,R,E]; 0 from num_reads on.
+def read(
+  logits, hidden, target, temperature, num_reads, *, entropy: bool = False, chunk: int = READ_TOKENS
+) -> TokenStats:
+  """What `logits` says of the first reads of each lane, a chunk at a time; 0 for the others.
 
-  The head is a fifth of a small model, and most bins hold few reads: it runs on as many quarters of the
-  places as it must. Its logits are made again in the backward pass: on a CPU as fast as keeping them.
+  The logits of a chunk are gone before the next, and made again in the backward pass: memory grows
+  with the chunk, whatever the number of reads. How many chunks are run is a run-time number.
+
+      d logprob(t) / d z_v = [v = t] - p_v,   d entropy / d z_v = -p_v (log p_v + entropy)
+
+  Args:
+    logits: (hidden [...,E]) -> float32 [...,V]; may close over parameters, which get gradients.
+    hidden: [lanes,R,E].
+    target: int32 [lanes,R], the token whose log-prob is read.
+    temperature: float32 [lanes,R].
+    num_reads: int32 [], reads of a lane in use, rounded up to the chunk; the others are not looked at.
+    entropy: whether to give the entropy of the whole softmax too.
+    chunk: reads of a lane whose logits exist at a time.
   """
   lanes, most = target.shape
+  chunk = min(chunk, most)
+  pad = lambda x: jnp.pad(x, ((0, 0), (0, -most % chunk)) + ((0, 0),) * (x.ndim - 2))
+  hidden, target, temperature = pad(hidden), pad(target), pad(temperature)
+  steps = jnp.minimum(-(-num_reads // chunk), hidden.shape[1] // chunk)
+  logits, weights = jax.closure_convert(logits, hidden[:, :chunk])
+  piece = lambda x, i: jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk, 1)
+  put = lambda x, y, i: jax.lax.dynamic_update_slice_in_dim(x, y.astype(x.dtype), i * chunk, 1)
 
-  def first(size, params, hidden, target):
-    z = policy.logits(params, hidden[:, :size]).reshape(lanes * size, -1)
-    z = law.temper(z, temperature[:, :size].reshape(-1))
-    logprobs = law.logprob(z, target[:, :size].reshape(-1)).reshape(lanes, size)
-    return jnp.pad(logprobs, ((0, 0), (0, most - size)))
+  def tempered(z, temperature):
+    return law.temper(z.reshape(lanes * chunk, -1), temperature.reshape(-1))
 
-  sizes = sorted({-(-most * i // 4) for i in (1, 2, 3, 4)})
-  branches = [jax.checkpoint(functools.partial(first, size)) for size in sizes]
-  index = sum((num_reads > size).astype(jnp.int32) for size in sizes[:-1])
-  return jax.lax.switch(jnp.asarray(index), branches, params, hidden, target)
+  def at(z, target):  # a comparison: with a gather, logits sharded over the vocabulary would move
+    return jnp.arange(z.shape[1], dtype=jnp.int32)[None] == target.reshape(-1)[:, None]
+
+  def run(hidden, weights, target, temperature, steps):
+    """Log-probs, entropies if asked, and log-normalisers, [lanes,R] each."""
+
+    def body(i, out):
+      z = tempered(logits(piece(hidden, i), *weights), piece(temperature, i))
+      total = law.log_normaliser(z)
+      one = [jnp.where(at(z, piece(target, i)), z, 0.0).sum(1) - total, total]
+      one += [law.entropy(z)] if entropy else []
+      return [put(x, y.reshape(lanes, chunk), i) for x, y in zip(out, one)]
+
+    return jax.lax.fori_loop(0, steps, body, [jnp.zeros(target.shape, jnp.float32)] * (2 + entropy))
+
+  @jax.custom_vjp
+  def stats(*inputs):
+    logprobs, _, *entropies = run(*inputs)
+    return TokenStats(logprobs, *entropies)
+
+  def forward(*inputs):
+    logprobs, totals, *entropies = run(*inputs)
+    return TokenStats(logprobs, *entropies), (inputs, totals, *entropies)
+
+  def backward(saved, cotangents):
+    (hidden, weights, target, temperature, steps), totals, *entropies = saved
+    flat = lambda x, i: piece(x, i).reshape(-1)[:, None]
+
+    def body(i, grads):
+      z, pull = jax.vjp(lambda h, w: logits(h, *w), piece(hidden, i), weights)
+      y = tempered(z, piece(temperature, i))
+      log_p = y - flat(totals, i)
+      p = jnp.exp(log_p)
+      to_y = flat(cotangents.logprobs, i) * (at(y, piece(target, i)) - p)
+      if entropy:
+        to_y -= flat(cotangents.entropy, i) * p * (log_p + flat(entropies[0], i))
+      scale = jnp.where(flat(temperature, i) > 0, flat(temperature, i), 1.0)
+      to_hidden, to_weights = pull((to_y / scale).reshape(z.shape))
+      add = lambda total, g: total + g.astype(total.dtype)
+      return put(grads[0], to_hidden, i), jax.tree.map(add, grads[1], to_weights)
+
+    zeros = [jnp.zeros(w.shape, jnp.float32) for w in weights]
+    to_hidden, to_weights = jax.lax.fori_loop(0, steps, body, (jnp.zeros_like(hidden), zeros))
+    to_weights = [g.astype(w.dtype) for g, w in zip(to_weights, weights)]
+    return to_hidden, to_weights, None, None, None
+
+  stats.defvjp(forward, backward)
+  out = stats(hidden, weights, target, temperature, steps)
+  return jax.tree.map(lambda x: x[:, :most], out)
 
 
-def token_stats(policy: Policy, params, packed: Packed, *, lanes: int = 1) -> TokenStats:
-  """TokenStats of every packed row, without gradients."""
+def token_stats(
+  policy: Policy, params, packed: Packed, *, lanes: int = 1, entropy: bool = False,
+  read_tokens: int = READ_TOKENS,
+) -> TokenStats:  # fmt: skip
+  """TokenStats of every packed row, without gradients; entropy only if asked."""
 
   def body(carry):
-    first, logprobs = carry
-    stats = bin_stats(policy, params, packed, first, lanes)
-    return first + lanes, logprobs + stats.logprobs
+    first, stats = carry
+    one = bin_stats(
+      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens
+    )
+    return first + lanes, jax.tree.map(jnp.add, stats, one)
 
-  start = jnp.zeros((), jnp.int32), jnp.zeros(packed.place.shape, jnp.float32)
-  _, logprobs = jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)
-  return TokenStats(logprobs=logprobs)
+  start = jnp.zeros((), jnp.int32), _nothing(packed.place.shape, entropy)
+  return jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)[1]
 
 
-def loss_and_grads(policy, recipe, params, rows, packed, prepared, knobs, *, lanes: int = 1):
+def _nothing(shape, entropy: bool) -> TokenStats:
+  zeros = jnp.zeros(shape, jnp.float32)
+  return TokenStats(zeros, zeros if entropy else None)
+
+
+def loss_and_grads(
+  policy, recipe, params, rows, packed, prepared, knobs, *, lanes: int = 1,
+  read_tokens: int = READ_TOKENS,
+):  # fmt: skip
   """The loss of the batch, its gradient, and TokenStats on the way.
 
   Returns:
@@ -84,26 +166,30 @@ def loss_and_grads(policy, recipe, params, rows, packed, prepared, knobs, *, lan
   """
   _, denominator = recipe.aggregate(prepared.advantage, prepared.weight, rows)
   scale = 1.0 / jnp.maximum(denominator, 1e-8)
+  entropy = recipe.objective.needs_entropy
 
   def bin_loss(params, first):
     here = (packed.row_bin >= first) & (packed.row_bin < first + lanes)
     mine = rows.replace(valid=rows.valid & here)
-    stats = bin_stats(policy, params, packed, first, lanes)
+    stats = bin_stats(
+      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens
+    )
     loss, _ = recipe.objective.loss(stats, mine, prepared.advantage, knobs)
     numerator, _ = recipe.aggregate(loss, prepared.weight, mine)
     return numerator * scale, stats
 
   def body(carry):
-    first, loss, grads, logprobs = carry
-    (one, stats), g = jax.value_and_grad(bin_loss, has_aux=True)(params, first)
+    first, loss, grads, stats = carry
+    (one, new), g = jax.value_and_grad(bin_loss, has_aux=True)(params, first)
     grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, g)
-    return first + lanes, loss + one, grads, logprobs + stats.logprobs
+    return first + lanes, loss + one, grads, jax.tree.map(jnp.add, stats, new)
 
   zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-  start = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), zeros, jnp.zeros(rows.tokens.shape)
-  _, loss, grads, logprobs = jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)
+  none = _nothing(rows.tokens.shape, entropy)
+  start = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), zeros, none
+  _, loss, grads, stats = jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)
   seen = rows.replace(valid=rows.valid & (packed.row_bin >= 0))
-  return loss, grads, TokenStats(logprobs=logprobs), seen
+  return loss, grads, stats, seen
 
 
 def make_learn(
@@ -115,6 +201,7 @@ def make_learn(
   num_places: int,
   num_prompts: int,
   bin_tokens: int = 0,
+  read_tokens: int = READ_TOKENS,
   lanes: int = 1,
   constrain=lambda rows: rows,
 ):
@@ -125,6 +212,7 @@ def make_learn(
     num_rows, num_places: N and T of the batches. Static.
     num_prompts: M, for the bookings by prompt.
     bin_tokens: see pack.layout.
+    read_tokens: tokens of a lane whose logits exist at a time, see `read`.
     lanes: bins computed side by side; the number of devices along the data axis.
     constrain: puts a sharding on row arrays inside jitted functions.
 
@@ -132,6 +220,9 @@ def make_learn(
   they are, `skipped` counts it, and the step goes on.
   """
   sizes = pack.layout(num_rows, num_places, bin_tokens=bin_tokens)
+  # XLA's CPU default starts whatever it can, and so holds all gradients and recomputed layers at once.
+  scheduler = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+  compiler_options = scheduler if jax.default_backend() == "cpu" else None
 
   @jax.jit
   def prepare(learner, rows, key) -> Prepared:
@@ -146,13 +237,14 @@ def make_learn(
     runs = (counts & matters).any(1)
     return Prepared(advantage, weight, rows.loss_mask & runs[:, None])
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=0, compiler_options=compiler_options)
   def update(learner: Learner, rows: Rows, packed: Packed, prepared: Prepared, tally, epoch, last):
     knobs = recipe.control.value(learner.control)
     rows = constrain(rows)
     loss, grads, stats, seen = loss_and_grads(
-      policy, recipe, learner.params, rows, packed, prepared, knobs, lanes=lanes
-    )
+      policy, recipe, learner.params, rows, packed, prepared, knobs, lanes=lanes,
+      read_tokens=read_tokens,
+    )  # fmt: skip
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     params, opt_state = _apply(optimizer, grads, learner, finite)
@@ -190,7 +282,7 @@ def make_learn(
 
   def learn(learner, rows, tally, epoch, key):
     prepared = prepare(learner, rows, key)
-    tokens, wanted, temperature = jax.device_get((rows.tokens, prepared.wanted, rows.temperature))
+    tokens, wanted, temperature = hosts.host((rows.tokens, prepared.wanted, rows.temperature))
     packed, info = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
     metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
     for u in range(recipe.updates):
@@ -198,9 +290,9 @@ def make_learn(
       learner, new, trained = update(learner, rows, packed, prepared, tally, epoch, last)
       # Sampler and learner can be compared only before the first update moved the policy.
       metrics |= {k: v for k, v in new.items() if u == 0 or not k.startswith("mismatch/")}
-      booked["trained"] = booked["trained"] + np.asarray(trained, np.int64)
+      booked["trained"] = booked["trained"] + hosts.host(trained).astype(np.int64)
       booked["computed"] += info.unique
-    metrics = {k: v.item() for k, v in jax.device_get(metrics).items()}
+    metrics = {k: v.item() for k, v in hosts.host(metrics).items()}
     metrics["perf/sharing"] = info.row_tokens / max(info.unique, 1)
     return learner, metrics, booked
 
@@ -210,15 +302,17 @@ def make_learn(
 
 
 def _apply(optimizer, grads, learner, finite):
-  """One optimizer step, or none if something was not finite. float32 update, params keep their dtype."""
-  grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)
-  updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
-  params = optax.apply_updates(learner.params, updates)
-  # optax hands moments of bfloat16 parameters back in float32: the state keeps its types.
-  keep = lambda new, old: jax.tree.map(
-    lambda a, b: jnp.where(finite, a.astype(b.dtype), b), new, old
-  )
-  return keep(params, learner.params), keep(opt_state, learner.opt_state)
+  """One optimizer step, or none if something was not finite. Parameters and state keep their types."""
+
+  def step(grads, opt_state, params):
+    updates, new_state = optimizer.update(grads, opt_state, params)
+    # optax hands moments of bfloat16 parameters back in float32.
+    new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, opt_state)
+    return optax.apply_updates(params, updates), new_state
+
+  # A branch, not a selection: that would keep the old state beside the new one.
+  skip = lambda grads, opt_state, params: (params, opt_state)
+  return jax.lax.cond(finite, step, skip, grads, learner.opt_state, learner.params)
 
 
 def _mismatch(stats: TokenStats, seen: Rows):

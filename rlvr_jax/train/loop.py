@@ -5,16 +5,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from rlvr_jax.core import ledger
+from rlvr_jax.core import hosts, ledger
 from rlvr_jax.core.records import Example, Task, Tokenizer
 from rlvr_jax.core.types import Policy, PromptTable, Recipe, RunState
+from rlvr_jax.decode.stops import Stops, stops
 from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train.checkpoint import Checkpointer
@@ -30,6 +31,7 @@ from rlvr_jax.train.metrics import (
   before_after_table,
   read_metrics,
 )
+from rlvr_jax.train.rewards import RewardFunction, Scorer
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
 
 
@@ -67,9 +69,11 @@ class _Prompts(NamedTuple):
 
 def _prompt_sets(tokenizer: Tokenizer, task: Task, config: Config) -> list[_Prompts]:
   """The training set, then the held-out sets; all tables equally wide, so that they share programs."""
+  if not task.train:
+    raise ValueError("the task has held-out sets only: there is nothing to train on")
   sets = {"train": list(task.train)}
   if config.eval_every:
-    sets |= {name: _evenly(examples, config.eval_prompts) for name, examples in task.evals.items()}
+    sets |= {name: evenly(examples, config.eval_prompts) for name, examples in task.evals.items()}
   made = []
   for name, examples in sets.items():
     table, kept, dropped = tokenise(
@@ -78,6 +82,7 @@ def _prompt_sets(tokenizer: Tokenizer, task: Task, config: Config) -> list[_Prom
       max_length=config.max_prompt_length,
       sources=task.sources,
       long=config.long_prompts,
+      cache=config.prompt_cache or None,
     )
     if dropped:
       limit = config.max_prompt_length
@@ -102,11 +107,13 @@ def train(
   task: Task,
   workdir: str | os.PathLike,
   *,
+  rewards: Sequence[RewardFunction] = (),
   placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
 ) -> Outcome:
   """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
 
-  The parameters are taken over, not copied: see train.state.init_state.
+  The parameters are taken over, not copied: see train.state.init_state. What `rewards` say is in
+  rows.extras["reward/<name>"], for the recipe's reward to read.
 
   Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
   parameters before its update scored; the last object holds the final evaluation), checkpoints/, and
@@ -125,12 +132,14 @@ def train(
   num_prompts = len(prompts.examples)
   with (
     VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
+    Scorer(rewards, prompts.examples) as scorer,
     CompileCounter() as compiled,
-    Writers(workdir, config.loggers, json.loads(to_json(config))) as writers,
+    Writers(workdir, config.loggers if hosts.is_first() else (), json.loads(to_json(config))) as writers,
     Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints,
     _StopSignals() as stop,
   ):
-    verify = lambda index, texts: pool([prompts.examples[i] for i in index], texts)
+    judge = hosts.shared(pool)
+    verify = lambda index, texts: judge([prompts.examples[i] for i in index], texts)
     decode_text = tokenizer.decode
     collect = make_collect(
       policy,
@@ -142,9 +151,11 @@ def train(
       budget=config.budget,
       max_new_tokens=config.max_new_tokens,
       eos_ids=tokenizer.eos_ids,
+      stops=_stops(config, tokenizer),
       constrain=placement.rows,
       sources=task.sources,
       num_samples=config.num_samples_shown,
+      scorer=scorer,
     )
     learn = make_learn(
       policy,
@@ -157,7 +168,7 @@ def train(
       lanes=placement.lanes,
       constrain=placement.rows,
     )
-    evaluate = _evaluations(config, policy, tokenizer, held, pool, placement)
+    evaluate = _evaluations(config, policy, tokenizer, held, judge, placement)
     state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
     del params  # the state has taken them over
     state = placement.state(state, policy)
@@ -210,7 +221,7 @@ def train(
           took = time.perf_counter() - started
           progress.print(f"first step done after {took:.0f} s, {compiled.count} compilations")
         if config.sample_every and step % config.sample_every == 0:
-          progress.print_samples(step, _shown(batch, prompts.examples))
+          progress.print_samples(step, _shown(batch, prompts.examples, scorer))
         bad = 0 if finite else bad + 1
         if not finite:
           progress.print(
@@ -218,7 +229,7 @@ def train(
           )
         if bad >= config.max_bad_steps:
           raise NotFinite(_dump(workdir, step, batch, bad))
-        if stop.requested:
+        if any(hosts.gather(stop.requested)):  # of one process: of all
           checkpoints.save(state)
           raise Interrupted(f"stopped after step {step}; the same command resumes from there")
         if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
@@ -235,13 +246,13 @@ def train(
     return Outcome(state, before, after)
 
 
-def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], pool, placement):
+def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], judge, placement):
   """evaluate(state) -> (metrics of every held-out set, state with the tokens booked)."""
   runs = []
   for number, prompts in enumerate(held):
 
     def verify(index, texts, examples=prompts.examples):
-      return pool([examples[i] for i in index], texts)
+      return judge([examples[i] for i in index], texts)
 
     runs.append(
       make_evaluate(
@@ -257,6 +268,7 @@ def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], pool, 
         temperature=config.eval_temperature,
         eos_ids=tokenizer.eos_ids,
         seed=config.seed + number,
+        stops=_stops(config, tokenizer),
         constrain=placement.rows,
       )
     )
@@ -272,6 +284,20 @@ def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], pool, 
   return evaluate
 
 
+def _stops(config: Config, tokenizer: Tokenizer) -> Stops:
+  """The stop rules of a run.
+
+  Raises:
+    ValueError: if it has stop strings, and the tokenizer does not say what bytes its tokens are.
+  """
+  if not config.stop_strings:
+    return Stops()
+  token_bytes = getattr(tokenizer, "token_bytes", None)
+  if token_bytes is None:
+    raise ValueError("stop_strings need a tokenizer with token_bytes; this one has none")
+  return stops(config.stop_strings, token_bytes)
+
+
 def _first_evaluation(workdir: Path) -> dict[str, float]:
   """The evaluation before the first update, from the metrics of a run that is resumed."""
   path = workdir / METRICS_FILE
@@ -280,7 +306,7 @@ def _first_evaluation(workdir: Path) -> dict[str, float]:
   return {name: value for name, value in first.items() if name.startswith("eval/")}
 
 
-def _evenly(examples, num: int) -> list[Example]:
+def evenly(examples, num: int) -> list[Example]:
   """`num` examples spread over the whole sequence, in order; all if there are fewer."""
   if num >= len(examples):
     return list(examples)
@@ -302,12 +328,16 @@ def _ledger_metrics(books: ledger.Ledger) -> dict[str, float]:
   }
 
 
-def _shown(batch: Batch, examples: list[Example]) -> list[Sample]:
+def _shown(batch: Batch, examples: list[Example], scorer: Scorer) -> list[Sample]:
   def one(sample):
     example = examples[sample.prompt_id]
     prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
-    verdict = sample.verdict
-    return Sample(prompt, sample.text, verdict.correct, example.answer, verdict.rule)
+    verdict, said = sample.verdict, sample.rewards
+    if not scorer.names:
+      return Sample(prompt, sample.text, verdict.correct, example.answer, verdict.rule)
+    reward = sum(scorer.weights[name] * value for name, value in said.items())
+    why = [verdict.rule, *(f"{name} {value:g}" for name, value in said.items())]
+    return Sample(prompt, sample.text, reward, example.answer, ", ".join(filter(None, why)))
 
   return [one(sample) for sample in batch.samples]
 
@@ -315,10 +345,11 @@ def _shown(batch: Batch, examples: list[Example]) -> list[Sample]:
 def _dump(workdir: Path, step: int, batch: Batch, bad: int) -> str:
   """Writes the batch that could not be learned from; says where."""
   path = workdir / f"bad_batch_{step}.npz"
-  rows = jax.device_get(batch.rows)
+  rows = hosts.host(batch.rows)
   fields = {k: v for k, v in vars(rows).items() if k != "extras"} | rows.extras
   arrays: dict[str, Any] = {k: np.asarray(v) for k, v in fields.items()}
-  np.savez(path, **arrays)
+  if hosts.is_first():
+    np.savez(path, **arrays)
   return (
     f"{bad} updates in a row were not finite; the last batch is in {path}. A lower learning_rate or "
     "max_grad_norm may help, or dtype=float32."

@@ -33,9 +33,14 @@ class Metric(NamedTuple):
 
 # Every metric there is, for all writers and plots. Unless it says cumulative, of this step alone.
 METRICS = (
-  Metric("reward/mean", "reward", "mean shaped reward of the rows generated"),
+  Metric("reward/mean", "reward", "mean shaped reward of the rows generated that have one"),
   Metric("reward/std", "reward", "their standard deviation"),
   Metric("reward/<source>/mean", "reward", "mean over the rows of one data source"),
+  Metric(
+    "reward/<function>/mean",
+    "reward",
+    "mean value of one reward function, before its weight, over the rows that it applies to",
+  ),
   Metric("group/frac_zero_std", "fraction", "groups whose rewards are all equal: no signal"),
   Metric("group/frac_all_0", "fraction", "groups with no correct row"),
   Metric("group/frac_all_1", "fraction", "groups with correct rows only"),
@@ -77,6 +82,7 @@ METRICS = (
   ),
   Metric("perf/sharing", "ratio", "tokens of the learner's rows per token it ran the model on"),
   Metric("perf/compilations", "programs", "cumulative: programs compiled by XLA"),
+  Metric("eval/<set>/avg@<k>", "verdict", "mean verdict of k responses, partial credit included"),
   Metric("eval/<set>/pass@<k>", "fraction", "unbiased chance that one of k responses is correct"),
   Metric("eval/<set>/maj@<k>", "fraction", "majority of k responses is correct"),
   Metric("eval/<set>/<source>/pass@<k>", "fraction", "pass@k of one data source of the set"),

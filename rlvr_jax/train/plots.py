@@ -1,7 +1,8 @@
-"""The picture of a run."""
+"""Pictures: the course of a run, and pass@k of evaluations."""
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +97,67 @@ def reward_curve(
         markersize=3.5,
         label=f"{held_out}: {part.split('/')[2]}",
       )
-  _dress(axes, title)
+  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+  _dress(axes, title, "step", "reward, accuracy")
   png_path = Path(png_path)
   png_path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(png_path, dpi=160, format="png", facecolor="white")
   return png_path
 
 
-def _dress(axes, title: str) -> None:
-  axes.set_xlabel("step", color=_INK)
-  axes.set_ylabel("reward, accuracy", color=_INK)
+def pass_at_k(
+  reports: Mapping[str, Mapping[str, Any]], png_path: str | os.PathLike, *, title: str = ""
+) -> Path:
+  """Draws pass@k over k, with its intervals as bands, of one or more evaluations.
+
+  Args:
+    reports: label -> what launch.evaluate wrote; one curve for each set of each.
+    png_path: the picture; its folder is made when there is none.
+    title: above the plot; none when empty.
+
+  Returns:
+    png_path.
+
+  Raises:
+    ValueError: if there is no report.
+  """
+  if not reports:
+    raise ValueError("no evaluation to draw")
+  figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), layout="constrained")
+  axes, colors = figure.add_subplot(), (_REWARD, *_EVALS)
+  curves = [(label, name, one) for label, r in reports.items() for name, one in r["sets"].items()]
+  for i, (label, name, found) in enumerate(curves):
+    points = {
+      int(metric.removeprefix("pass@")): value
+      for metric, value in found["all"]["metrics"].items()
+      if metric.startswith("pass@")
+    }
+    ks, color = sorted(points), colors[i % len(colors)]
+    column = lambda field, points=points, ks=ks: [points[k][field] for k in ks]
+    axes.plot(
+      ks, column("value"), color=color, marker="o", markersize=4, linewidth=1.8,
+      linestyle="-" if i < len(colors) else "--", label=f"{label}: {name}",
+    )  # fmt: skip
+    axes.fill_between(ks, column("low"), column("high"), color=color, alpha=0.15, linewidth=0)
+    if len(ks) == 1:  # a band of no width
+      axes.vlines(ks, column("low"), column("high"), color=color, linewidth=1.2)
+  axes.set_xscale("log", base=2)
+  axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%d"))
+  _dress(axes, title, "k", "pass@k")
+  png_path = Path(png_path)
+  png_path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(png_path, dpi=160, format="png", facecolor="white")
+  return png_path
+
+
+def _dress(axes, title: str, x: str, y: str) -> None:
+  axes.set_xlabel(x, color=_INK)
+  axes.set_ylabel(y, color=_INK)
   if title:
     axes.set_title(title, loc="left", color=_INK, fontsize=11)
   low, high = axes.get_ylim()
   if low >= -0.2 and high <= 1.2:  # fractions: the whole range, so that runs compare
     axes.set_ylim(-0.02, 1.02)
-  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.grid(axis="y", color=_GRID, linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[["top", "right"]].set_visible(False)

@@ -1,11 +1,13 @@
 """The state of a run, and how it starts."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import Collector, Learner, Recipe, RunState
+from rlvr_jax.core.types import Collector, Learner, Params, Recipe, RunState
 from rlvr_jax.train.config import Config
 
 
@@ -29,8 +31,11 @@ def make_schedule(config: Config, updates: int) -> optax.Schedule:
 
 
 def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """AdamW at the schedule's rate, after gradients are clipped by their global norm."""
-  return optax.chain(
+  """AdamW at the schedule's rate, after gradients are clipped by their global norm.
+
+  Parameters of fewer than 32 bits have their master weights and moments in the state, in float32.
+  """
+  optimizer = optax.chain(
     optax.clip_by_global_norm(config.max_grad_norm),
     optax.adamw(
       schedule,
@@ -40,6 +45,37 @@ def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTr
       weight_decay=config.weight_decay,
     ),
   )
+  return optimizer if config.param_dtype == "float32" else with_master_weights(optimizer)
+
+
+class MasterState(NamedTuple):
+  """State of `with_master_weights`."""
+
+  weights: Params  # float32
+  inner: Any
+
+
+def with_master_weights(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The optimizer on float32 weights held in its state; the parameters become their rounding.
+
+  bfloat16 has 8 bits of mantissa: an update below 1/512 of a parameter would be lost if added to it.
+
+  Source: mixed precision training, arXiv 1710.03740, section 3.1.
+  """
+  lift = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+  def init(params):
+    weights = lift(params)
+    return MasterState(weights, optimizer.init(weights))
+
+  def update(updates, state, params=None):
+    updates, inner = optimizer.update(lift(updates), state.inner, state.weights)
+    weights = optax.apply_updates(state.weights, updates)
+    # What takes the parameters to the new weights, in float32: their sum is rounded once.
+    updates = jax.tree.map(lambda new, old: new - old.astype(jnp.float32), weights, params)
+    return updates, MasterState(weights, inner)
+
+  return optax.GradientTransformation(init, update)
 
 
 def init_state(recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int) -> RunState:

@@ -5,13 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.keep import choose, weigh
+from rlvr_jax.keep import choose, steps, weigh
 from tests import toy
 
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("factory", toy.factories(choose))
+CHOICES = toy.factories(choose, variants={"resample_on_correct": [{"sample": True}]})
+WEIGHTS = toy.factories(weigh, steps, variants={"random_prefix": [{"full": 0.2, "minimum": 0.5}]})
+
+
+@pytest.mark.parametrize("factory", CHOICES)
 @pytest.mark.parametrize("seed", range(3))
 def test_choices(factory, seed):
   pick = jax.jit(factory())
@@ -28,7 +32,7 @@ def test_choices(factory, seed):
   np.testing.assert_array_equal(out, pick(KEY, rows.replace(reward=rows.reward * -3 + 1), {}))
 
 
-@pytest.mark.parametrize("factory", toy.factories(weigh))
+@pytest.mark.parametrize("factory", WEIGHTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_weights(factory, seed):
   weigh_ = jax.jit(factory())

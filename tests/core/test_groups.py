@@ -63,6 +63,55 @@ def test_rank_equals_plain_python(batch):
   np.testing.assert_array_equal(groups.rank(*args, by=by), sorted_by)
 
 
+@given(batches)
+def test_order_statistics_equal_plain_python(batch):
+  x, group, valid = batch
+  lists = [sorted(a) for a in members(*batch)]
+  args = (
+    jnp.array([a if v else np.nan for a, v in zip(x, valid)], jnp.float32),
+    *map(jnp.array, batch[1:]),
+  )
+  lower = [a[(len(a) - 1) // 2] if a else 0 for a in lists]
+  middle = [(a[(len(a) - 1) // 2] + a[len(a) // 2]) / 2 if a else 0 for a in lists]
+  np.testing.assert_array_equal(groups.median(*args, lower=True), lower)
+  np.testing.assert_array_equal(groups.median(*args), middle)
+  size = [(len(a) + 1) // 2 for a in lists]
+  inside = groups.densest(args[0], jnp.array(size, jnp.int32), *args[1:])
+  for b, (a, w) in enumerate(zip(lists, size)):
+    start = min(range(len(a) - w + 1), key=lambda i: a[i + w - 1] - a[i]) if a else 0
+    mine = [x[i] for i in range(N) if valid[i] and group[i] == b and inside[i]]
+    assert sorted(mine) == a[start : start + w]
+  assert not np.asarray(inside)[~np.array(valid)].any()
+
+
+@given(batches)
+def test_comparisons_equal_plain_python(batch):
+  x, group, valid = batch
+  args = (
+    jnp.array([a if v else np.nan for a, v in zip(x, valid)], jnp.float32),
+    *map(jnp.array, batch[1:]),
+  )
+  lists = members(*batch)
+  d, others = np.zeros(N), np.zeros(N)
+  for i in range(N):
+    mine = lists[group[i]]
+    if valid[i]:
+      d[i] = x[i] - sum(mine) / len(mine)
+    rest = [x[j] for j in range(N) if j != i and valid[j] and group[j] == group[i]]
+    others[i] = sum(rest) / len(rest) if rest else 0
+  np.testing.assert_allclose(groups.centred(*args), d, atol=1e-5)
+  np.testing.assert_allclose(groups.leave_one_out(*args), others, atol=1e-4)
+  label = [int(a) % 3 - 1 for a in x]
+  same = np.asarray(groups.split(args[1], jnp.array(label), args[2]))
+  for i in range(N):
+    for j in range(N):
+      alike = valid[i] and valid[j] and group[i] == group[j] and label[i] == label[j]
+      if valid[i] and valid[j]:
+        assert (same[i] == same[j]) == alike
+      elif valid[i] != valid[j]:
+        assert same[i] != same[j]
+
+
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_expand_equals_plain_python(counts):
   width = 12

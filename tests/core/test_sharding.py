@@ -57,11 +57,15 @@ def test_check_names_the_array_and_the_dimension():
   axes = {"w": ("embed", "mlp"), "table": ("vocab", None)}
   where = sharding.shardings(axes, MESH, RULES)
   params = {"w": jnp.zeros((6, 8)), "table": jnp.zeros((16, 3))}
-  sharding.check(params, where)
-  with pytest.raises(ValueError, match=r"\['w'\] \(6, 10\): dimension 1 .* 'model' \(4\)"):
-    sharding.check(params | {"w": jnp.zeros((6, 10))}, where)
-  with pytest.raises(ValueError, match=r"\['w'\] \(5, 8\): dimension 0 .* 'data' \(2\)"):
-    sharding.check(params | {"w": jnp.zeros((5, 8))}, where)
+  sharding.check(params, where, axes)
+  with pytest.raises(
+    ValueError, match=r"\['w'\] \(6, 10\): dimension 1 .'mlp', 10. .* 'model' \(4\)"
+  ):
+    sharding.check(params | {"w": jnp.zeros((6, 10))}, where, axes)
+  with pytest.raises(
+    ValueError, match=r"\['w'\] \(5, 8\): dimension 0 .'embed', 5. .* 'data' \(2\)"
+  ):
+    sharding.check(params | {"w": jnp.zeros((5, 8))}, where, axes)
   # Two mesh axes on one dimension: their product must divide it.
   with pytest.raises(ValueError, match=r"\['table'\] \(12, 3\): dimension 0 .*\(8\)"):
-    sharding.check(params | {"table": jnp.zeros((12, 3))}, where)
+    sharding.check(params | {"table": jnp.zeros((12, 3))}, where, axes)

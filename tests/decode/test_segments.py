@@ -3,18 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rlvr_jax.core import keys
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import LENGTH, Spans
 from rlvr_jax.decode import decode as engine
+from rlvr_jax.decode.stops import Stops
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.train.metrics import CompileCounter
 
-N, P, T = 40, 6, 280  # one row outgrows the 256 places that a cache begins with
+N, P, T = 40, 6, 90  # rows outgrow the 64 places that a cache begins with
 POLICY = decoder(tiny(32, num_layers=1, embed_dim=32, mlp_dim=64))
-LIMITS = np.concatenate([np.arange(1, 36), [60, 80, 100, 200, 270]]).astype(np.int32)
+LIMITS = np.concatenate([np.arange(1, 36), [40, 45, 50, 60, 80]]).astype(np.int32)
 
 
 def _run(params, slots):
@@ -65,3 +67,31 @@ def test_what_was_needed_once_is_not_compiled_again():
     rows, _ = _run(new, N)
   assert compiled.count == 0
   assert int(rows.response_mask.sum()) == LIMITS.sum()
+
+
+def _bytes(tree):
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(32, "float32"), (256, "float32"), (256, "int8")])
+def test_one_cache_is_alive_and_queued_rows_have_none(rows, dtype):
+  """The compiled segment updates the slots' cache in place, and holds each prompt once."""
+  slots, places, prompts, prompt_places = 32, 128, 8, 64
+  config = tiny(32, num_layers=2, embed_dim=32, mlp_dim=64, cache_dtype=dtype)
+  policy = decoder(config)
+  parts = engine.parts_of(policy)
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  queue = jax.eval_shape(lambda: rows_lib.blank(rows, 80))
+  eos = jax.ShapeDtypeStruct((1,), jnp.int32)
+  sizes = slots, places, prompts, prompt_places
+  kept, state = jax.eval_shape(lambda p, r, e: parts.start(p, r, e, *sizes), params, queue, eos)
+  a_token = 2 * config.num_layers * config.num_kv_heads  # of keys and values, in heads
+  a_token *= config.head_dim * 4 if dtype == "float32" else config.head_dim + 4
+  assert _bytes(state.cache) == a_token * slots * places
+  assert _bytes(kept) == a_token * prompts * prompt_places
+  version = jax.ShapeDtypeStruct((), jnp.int32)
+  lowered = parts.segment.lower(params, kept, state, version, eos, None, Stops())
+  memory = lowered.compile().memory_analysis()
+  assert memory.alias_size_in_bytes >= _bytes(state.cache)
+  # Beside it: a layer's work at most, never a second cache.
+  assert memory.temp_size_in_bytes < _bytes(state.cache) / 2 or dtype == "int8"

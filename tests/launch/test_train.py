@@ -100,6 +100,8 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path):
     (["--steps=ten"], "steps = 'ten' must be a whole number"),
     (["--steps=0"], "steps = 0 is out of range"),
     (["--set=budget=4"], "budget = 4 is out of range; it must be >= prompts"),
+    (["--set=rewards.fromat=1"], "unknown reward 'fromat'; did you mean format"),
+    (["--recipe=fapo", "--set=rewards.format=1"], "'fapo' has a reward of its own"),
     (["--set=steps"], "not of the form key=value"),
     (["--config=nowhere.py"], "no config file at nowhere.py"),
     ([f"--workdir={__file__}"], "cannot write the workdir"),
@@ -123,7 +125,7 @@ from launch import train
 from rlvr_jax.train import loop
 from rlvr_jax.train.config import Config
 class Stop(Exception): pass
-def killed(config, policy, params, tokenizer, recipe, task, workdir, *, placement):
+def killed(config, policy, params, tokenizer, recipe, task, workdir, *, rewards, placement):
   loop.Checkpointer(workdir, keep=1).close()  # the first thing that a run does
   raise Stop
 loop.train = killed

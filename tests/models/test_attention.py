@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.core.types import KVCache, Spans
+from rlvr_jax.core.types import KVCache, Shared, Spans
 from rlvr_jax.models.attention import attend
 
 N, T, H, K, D = 2, 6, 4, 2, 3
@@ -94,6 +94,78 @@ def test_a_token_that_sees_nothing_is_finite():
   assert np.all(np.isfinite(y))
 
 
+PROMPTS = [5, 3, 4, 1, 2]  # tokens of each prompt
+GROUPS = [0, 1, 0, 4, 0, 3, 1]  # the prompt of each slot; prompt 2 has none
+
+
+@pytest.mark.parametrize(("side", "wide"), [(1, 1), (1, 2), (2, 2), (5, 3), (2, 4)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, 0.5)])
+def test_shared_prompts(side, wide, window, softcap):
+  """Slots that attend to prompts held once, in tiles of any shape, against whole rows by hand."""
+  rng = np.random.default_rng(3)
+  slots, own_places = len(GROUPS), 4
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  prompt_k, prompt_v = normal(5, K, D, 6), normal(5, K, 6, D)
+  own_k, own_v = normal(slots, K, D, own_places), normal(slots, K, own_places, D)
+  q, k, v = map(
+    jnp.asarray, (normal(slots, 1, H, D), normal(slots, 1, K, D), normal(slots, 1, K, D))
+  )
+  start = np.array([PROMPTS[g] for g in GROUPS])
+  used = np.array([0, 3, 1, 2, 3, 0, 2])  # places of the own cache before this token
+  tiles = {}
+  for slot, group in enumerate(GROUPS):
+    first = min(group // side * side, 5 - side)
+    rank = GROUPS[:slot].count(group)
+    tile = tiles.setdefault((first, rank // wide), np.full((side, wide), slots))
+    tile[group - first, rank % wide] = slot
+  idle = [np.full((side, wide), slots)] * 2
+  view = Shared(
+    own=KVCache(k=(jnp.asarray(own_k),), v=(jnp.asarray(own_v),)),
+    prompts=KVCache(k=(jnp.asarray(prompt_k),), v=(jnp.asarray(prompt_v),)),
+    start=jnp.asarray(start),
+    tile_slot=jnp.asarray([*tiles.values(), *idle]),
+    tile_prompt=jnp.asarray([*(first for first, _ in tiles), 0, 0]),
+    num_tiles=jnp.asarray(len(tiles)),
+  )
+  positions = jnp.asarray(start + used)[:, None]
+  y, after = attend(
+    view, 0, q, k, v, positions, positions >= 0, scale=0.7, window=window, softcap=softcap
+  )
+  for n, group in enumerate(GROUPS):
+    keys = [*prompt_k[group].transpose(2, 0, 1)[: start[n]]]
+    keys += [*own_k[n].transpose(2, 0, 1)[: used[n]], k[n, 0]]
+    values = [*prompt_v[group].transpose(1, 0, 2)[: start[n]]]
+    values += [*own_v[n].transpose(1, 0, 2)[: used[n]], v[n, 0]]
+    if window:
+      keys, values = keys[-window:], values[-window:]
+    for h in range(H):
+      scores = np.array([key[h // 2] @ q[n, 0, h] for key in keys]) * 0.7
+      scores = softcap * np.tanh(scores / softcap) if softcap else scores
+      weights = np.exp(scores) / np.exp(scores).sum()
+      mean = sum(w * value[h // 2] for w, value in zip(weights, values, strict=True))
+      np.testing.assert_allclose(y[n, 0, h * D : (h + 1) * D], mean, atol=1e-5)
+  np.testing.assert_array_equal(after.own.v[0][1, :, 3], v[1, 0])
+  np.testing.assert_array_equal(after.prompts.v[0], prompt_v)
+
+
+def test_int8_codes_by_hand_and_what_they_cost():
+  cache = KVCache(
+    k=(jnp.zeros((1, 1, 4, 2), jnp.int8),),
+    v=(jnp.zeros((1, 1, 2, 4), jnp.int8),),
+    k_scale=(jnp.zeros((1, 1, 2)),),
+    v_scale=(jnp.zeros((1, 1, 2)),),
+  )
+  x = np.array([[[[0.3, -1.2, 0.05, 0.9]], [[0.0] * 4]]], np.float32)  # zeros divide by nothing
+  positions = np.array([[0, 1]])
+  y, cache = attend(cache, 0, x, x, x, positions, positions >= 0, scale=1.0)
+  assert cache.k[0][0, 0, :, 0].tolist() == [32, -127, 5, 95]
+  assert cache.v[0][0, 0, 0].tolist() == [32, -127, 5, 95]
+  np.testing.assert_allclose(cache.k_scale[0], [[[0.009449, 1.0]]], atol=1e-6)
+  # One key is seen by the first token: its value comes back, to half a step.
+  np.testing.assert_allclose(y[0, 0], x[0, 0, 0], atol=0.009449 / 2)
+  assert np.all(np.isfinite(y))
+
+
 def test_unknown_view():
-  with pytest.raises(TypeError, match="knows KVCache and Spans, not dict"):
+  with pytest.raises(TypeError, match="knows KVCache, Shared and Spans, not dict"):
     attend({}, 0, *_qkv(), None, None, scale=1.0)

@@ -243,3 +243,19 @@ def test_gguf_of_another_kind(tmp_path):
   path, _ = _write_gguf(tmp_path / "x.gguf", "tekken")
   with pytest.raises(ValueError, match=r"tokenizer \('gpt2', 'tekken'\) is not supported"):
     from_gguf(path)
+
+
+def test_bytes_of_tokens_add_up_to_the_text():
+  backend = _bytes_tokenizer()
+  ours = ChatTokenizer(backend, {"eos_token": "</s>"})
+  for text in TEXTS:
+    assert b"".join(ours.token_bytes[i] for i in ours.encode(text)) == text.encode()
+
+
+def test_bytes_of_sentencepiece_tokens():
+  vocab = ["<s>", "</s>", "\u2581", "\u2581to", "be", "<0x0A>", "<0xC3>", "<0xA9>"]
+  backend = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(vocab)}, []))
+  backend.add_special_tokens(["<s>", "</s>"])
+  backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+  ours = ChatTokenizer(backend, {"eos_token": "</s>"})
+  assert ours.token_bytes == (b"<s>", b"</s>", b" ", b" to", b"be", b"\n", b"\xc3", b"\xa9")

@@ -10,6 +10,7 @@ from rlvr_jax.tasks.answers import equivalent, extract, number
 from rlvr_jax.tasks.verify import exact, verify
 
 DIGITS = "7" * 10_000
+EVERY = " ".join(f"The answer is {n}." for n in range(10))
 
 # completion, reference, correct: what users of similar software saw mis-scored, as data.
 COMPLETIONS = [
@@ -47,8 +48,53 @@ COMPLETIONS = [
   ("0.3333", "1/3", False),  # rounding is not equality
   ("0.3333333333333", "1/3", True),
   ("1000001", "1000000", False),
+  ("1{,}234", "1234", True),
+  (r"\boxed{10{,}000}", "10000", True),
+  ("1 1/2", "1.5", True),
+  ("It took 1 1/2 hours", "1.5", True),
+  ("-2 1/4", "-2.25", True),
+  (r"so 1\frac{1}{2}", "1.5", True),
+  (r"\boxed{1 \dfrac{1}{2}}", "3/2", True),
+  (r"\boxed{-1\frac34}", "-1.75", True),
+  (r"\frac12", "0.5", True),
+  ("1 3/2", "2.5", False),  # not a mixed number
+  ("In 2020 1/2 of them left", "1/2", True),
+  # units: may be left out, must not differ, are not converted
+  ("<answer>5 cm</answer>", "5", True),
+  ("<answer>5</answer>", r"5\text{ cm}", True),
+  ("<answer>5 centimeters</answer>", r"5\text{ cm}", True),
+  ("<answer>5 cm</answer>", "5 m", False),
+  ("<answer>5 cm</answer>", r"5\text{ m}", False),
+  (r"\boxed{5\text{ cm}}", r"5\text{ kg}", False),
+  (r"\boxed{5\text{ cm}^2}", "5 square centimeters", True),
+  (r"\boxed{5\text{ cm}^2}", "5 cm", False),
+  (r"\boxed{60\text{ mph}}", "60 miles per hour", True),
+  (r"\boxed{90^\circ}", "90", True),
+  (r"\boxed{90°}", "90 degrees", True),
+  (r"\boxed{90^{\circ}}", "80 degrees", False),
+  (r"\boxed{1\text{ hour}}", "60 minutes", False),
+  (r"\boxed{3\sqrt{2}\text{ cm}}", r"3\sqrt{2}", True),
+  (r"\boxed{18\text{ apples}}", "18", True),
+  ("<answer>5m</answer>", "5", False),  # may be five times m
+  ("<answer>5</answer>", "5m", False),
+  ("<answer>50 percent</answer>", "50%", True),
+  ("<answer>€18</answer>", "18 euros", True),
+  ("<answer>18 dollars</answer>", "$18", True),
+  (r"\boxed{\$18.50}", "18.5", True),
+  ("It costs -£3", "-3", True),
+  # a name for the value
+  (r"\boxed{x = 5}", "5", True),
+  (r"\boxed{x_1=5}", "5", True),
+  (r"\boxed{1 = 5}", "5", False),
+  (r"\boxed{x = 5}", "x=5", True),
+  (r"\boxed{y = 5}", "x = 5", False),
   # boxes
   (r"\boxed{18}", "18", True),
+  (r"\boxed 18", "18", True),
+  (r"so $\boxed 18$.", "18", True),
+  (r"\boxed {18}", "18", True),
+  (r"\fbox{18}", "18", True),
+  (r"\boxed", "18", False),
   (r"\boxed{\frac{1}{2}}", "0.5", True),
   (r"$\boxed{-\frac{1}{2}}$.", "-1/2", True),
   (r"\boxed{3} no, \boxed{4}", "4", True),
@@ -84,6 +130,9 @@ COMPLETIONS = [
   ("The final answer is $1,000.50.", "1000.5", True),
   ("The answer is 3. No, the answer is 4.", "4", True),
   ("the answer is below:\n4", "4", True),
+  ("**Answer:** 4\nI counted 7 twice.", "4", True),
+  ("Final answer: 4\n\n7", "4", True),
+  ("My answers: 7 and 4", "4", True),
   ("The answer is Tuesday.", "Tuesday", True),
   ("Tuesday.", "tuesday", True),
   ("#### Reasoning\nso 4", "4", True),  # a heading holds no number and is passed over
@@ -105,6 +154,11 @@ COMPLETIONS = [
   (r"\boxed{1e999999999}", "1", False),
   (r"\boxed{__import__('os').getpid()}", "1", False),
   ("It is 1 or 2 or 3 or 4 or 5.", "3", False),
+  ("It is 1 or 2 or 3 or 4 or 5.", "5", False),  # policy: "or" makes it no answer
+  ("The answer is 4, or 5.", "5", False),
+  (EVERY, "3", False),
+  (EVERY, "9", True),  # one guess, the last; no better than saying that alone
+  ("<answer>" + "</answer><answer>".join("123456789") + "</answer>", "5", False),
   (r"\boxed{\emptyset}", "4", False),
 ]
 
@@ -123,6 +177,8 @@ def test_completions_are_scored_as_stated(text, reference, correct):
     ("1 the answer is 5. 6", "5", "the answer is"),
     ("1 and 6", "6", "number"),
     ("none at all", None, "none"),
+    ("1 or 2", None, "none"),
+    (r"\boxed", None, "unclosed box"),
     (r"\boxed{ }", None, "empty"),
     (r"\boxed{1", None, "unclosed box"),
     ("<answer>1", None, "unclosed tag"),
@@ -158,6 +214,17 @@ def test_number_reads_back_thousands_decimals_and_prose(value):
   assert equivalent(f"{value + 1}", f"{value}") == (False, "numeric")
 
 
+@given(st.integers(-99, 99), st.integers(1, 98), st.integers(2, 99))
+def test_number_reads_mixed_numbers(whole, top, bottom):
+  top = 1 + top % (bottom - 1)
+  value = abs(whole) + Fraction(top, bottom)
+  sign, value = ("-", -value) if whole < 0 else ("", value)
+  assert number(f"{sign}{abs(whole)} {top}/{bottom}") == value
+  assert number(rf"{sign}{abs(whole)}\frac{{{top}}}{{{bottom}}}") == value
+  assert extract(f"It is {sign}{abs(whole)} {top}/{bottom} miles")[0] is not None
+  assert number(f"1 {bottom}/{top}") is None or bottom < top
+
+
 def test_numbers_have_bounds():
   assert number("1e400") == 10**400
   assert number("1e401") is None
@@ -184,6 +251,7 @@ def test_no_text_breaks_the_reader(text):
 
 
 HOSTILE = ["7", "1,", "{", " ", "-$", "1e", "/1", ".1", "[ ", "the ", "the answer is "]
+HOSTILE += ["1 ", "1 1/", "1 or ", "°", "per ", "a=", r"\frac1", r"\boxed", "answer:", "^2", "{,}"]
 HOSTILE += [r"\boxed{", r"\frac{", r"\text{", r"1 \text {", "<think>", "<answer>"]
 
 

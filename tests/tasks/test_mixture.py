@@ -1,4 +1,5 @@
 import collections
+import hashlib
 import itertools
 import random
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr_jax.core.records import Example
-from rlvr_jax.tasks.mixture import shares, split
+from rlvr_jax.tasks.mixture import check_disjoint, hold_out, identity, shares, split
 
 
 def source(name, questions):
@@ -98,3 +99,39 @@ def test_impossible_splits_say_why():
     split({"a": source("a", 99), "b": source("b", 99)}, [9, 1], train_size=2, eval_size=0, seed=0)
   with pytest.raises(ValueError, match="train_size"):
     split(few, [1], train_size=0, eval_size=1, seed=0)
+
+
+def test_identity_is_what_is_asked():
+  turns = lambda *contents: tuple({"role": "user", "content": text} for text in contents)
+  system = {"role": "system", "content": "Be brief."}
+  ask = lambda prompt: identity(Example(prompt, "", "a"))
+  assert ask(" Two  and\ntwo? ") == ask("two and two?") == ask((system, *turns("Two and two?")))
+  assert ask(turns("Hello", "two?")) == ask("hello two?") != ask("two?")
+  assert ask("1 2") != ask("12")
+
+
+@given(st.lists(st.text(max_size=5), max_size=60), st.sampled_from([0.0, 0.1, 0.5, 0.9]))
+def test_hold_out_goes_by_the_question_alone(texts, fraction):
+  def expected(text):  # of the definition, by other means
+    digest = hashlib.sha256(" ".join(text.split()).casefold().encode("utf-8", "surrogatepass"))
+    return int(digest.hexdigest()[:16], 16) / 16**16 < fraction
+
+  examples = [Example(text, str(i), "a") for i, text in enumerate(texts)]
+  train, held = hold_out(examples, fraction)
+  assert held == [e for e in examples if expected(e.prompt)]
+  assert train == [e for e in examples if not expected(e.prompt)]
+  check_disjoint(train, {"held": held})
+
+
+def test_hold_out_takes_about_its_share():
+  train, held = hold_out([Example(f"{i}", "", "a") for i in range(10_000)], 0.1)
+  assert len(train) + len(held) == 10_000
+  assert abs(len(held) - 1000) < 150  # five standard deviations
+
+
+def test_overlap_names_five_pairs_and_counts_all():
+  examples = [Example(f"q{i}", "", "a") for i in range(8)]
+  with pytest.raises(
+    ValueError, match=r"7 training questions .*: (train\[\d\] = b\[\d\], ){5}\.\.\.;"
+  ):
+    check_disjoint(examples, {"a": [], "b": examples[1:]})

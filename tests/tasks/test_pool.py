@@ -2,6 +2,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -94,9 +95,43 @@ def test_each_item_has_the_whole_limit_however_many_share_a_message(verifiers):
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is enforced on Linux alone")
 def test_memory_hog_fails_and_a_smaller_one_does_not(verifiers):
   with VerifierPool(verifiers.obey, workers=1, memory_limit_mib=256) as pool:
-    verdicts = run(pool, ["hog 100", "hog 4000", "right"])
+    verdicts = run(pool, ["hog 100", "hog 10000", "right"])
     assert outcomes(verdicts) == [(0.0, "allocated"), (0.0, "memory"), (1.0, "same")]
     assert pool.counters["memory"] == 1
+    assert pool.counters["restarts"] == 1  # what filled the memory might still be held
+
+
+def running(mark):
+  """Processes with the mark as a word of their command line."""
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    with contextlib.suppress(OSError):
+      found += [path] if mark in re.split(r"[\s\0]", path.read_text()) else []
+  return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whose child is whose is read from /proc")
+def test_processes_of_an_item_end_with_it(verifiers):
+  with VerifierPool(verifiers.obey, workers=1, time_limit_seconds=3.0) as pool:
+    mark = f"{os.getpid()}.5"
+    texts = ["right", "fork", "wrong", f"daemon {mark}", "right", f"hung {mark}", "run", "right"]
+    rules = [(v.correct, v.rule) for v in run(pool, texts)]
+    # Were the answer of a forked process taken, those after it would be one off.
+    assert [rules[i] for i in (0, 2, 4, 6, 7)] == [
+      (1.0, "same"), (0.0, "same"), (1.0, "same"), (0.0, "same"), (1.0, "same"),
+    ]  # fmt: skip
+    assert rules[1] == (0.0, "same")
+    assert rules[3] == (0.0, "forked")
+    assert rules[5] == (0.0, "timeout")
+    assert (pool.counters["forked"], pool.counters["timeout"]) == (1, 1)
+    assert wait_until(lambda: not running(mark))
+
+
+def test_text_that_is_no_unicode_is_judged_like_any_other(pool):
+  texts = ["\udcff\ud800", "right", "\x00", "\udcff"]
+  verdicts = pool([Example("q", "\udcff", "s")] * 4, texts)
+  assert [v.correct for v in verdicts] == [0.0, 0.0, 0.0, 1.0]
+  assert [v.parsed for v in verdicts] == texts
 
 
 def test_scores_are_the_same_from_other_threads(pool):

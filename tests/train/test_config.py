@@ -51,6 +51,10 @@ from rlvr_jax.train.config import (
     ("export", 1, "true or false"),
     ("task_args", {"f": print}, "JSON values"),
     ("task_args", {1: 2}, "dict of names"),
+    ("rewards", {"format": "high"}, 'a weight, or {"weight": a number'),
+    ("rewards", {"format": True}, "a weight"),
+    ("rewards", {"length": {"longest": 5}}, "a weight"),
+    ("rewards", {"format": float("inf")}, "JSON values"),
   ],
 )
 def test_a_bad_field_is_named_with_its_value_and_range(field, value, allowed):

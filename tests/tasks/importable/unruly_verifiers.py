@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import time
 
@@ -21,6 +22,19 @@ def obey(example, text):
     os._exit(3)
   elif order == "system_exit":
     sys.exit(3)
+  elif order == "fork":  # both go on to the end, so two would answer
+    os.fork()
+  elif order == "daemon":  # in a session of its own, and nobody's child
+    line = [sys.executable, "-S", "-c", f"import time; time.sleep(1000)  # {rest}"]
+    if os.fork() == 0:
+      subprocess.Popen(line, start_new_session=True)
+      os._exit(0)
+    os.wait()
+  elif order == "hung":
+    subprocess.Popen(["sleep", rest], start_new_session=True)
+    time.sleep(1000)
+  elif order == "run":
+    subprocess.run(["true"], check=True)
   elif order == "raise":
     raise KeyError(rest)
   elif order == "hog":

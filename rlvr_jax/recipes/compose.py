@@ -1,0 +1,101 @@
+"""A recipe by name, with any of its slots filled in another way.
+
+A slot is filled with an expression: the name of a function of the slot's folder, or "module:function" for one
+of your own, with arguments if it takes any.
+
+  advantage="rloo"
+  advantage="group_mean(scale=False)"
+  objective="surrogate(scope=prefix(), bounds=sat(quantile=0.9, kernel=gaussian))"
+  aggregate="token_mean(over=kept)"
+"""
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr_jax.core import table, traits
+from rlvr_jax.core.types import Recipe
+from rlvr_jax.recipes import RECIPES
+
+# slot -> where its functions live, modules or whole folders.
+SLOTS = {
+  "posterior": ("rlvr_jax.posterior",),
+  "select": ("rlvr_jax.select",),
+  "allocate": ("rlvr_jax.allocate",),
+  "rollout": ("rlvr_jax.rollout",),
+  "reward": ("rlvr_jax.reward",),
+  "choose": ("rlvr_jax.keep.choose",),
+  "refill": ("rlvr_jax.core.types",),
+  "advantage": ("rlvr_jax.advantage",),
+  "weigh": ("rlvr_jax.keep.weigh", "rlvr_jax.keep.steps"),
+  "objective": ("rlvr_jax.objective", "rlvr_jax.keep.veto"),
+  "aggregate": ("rlvr_jax.objective.aggregate",),
+  "control": ("rlvr_jax.control",),
+}
+
+
+def compose(
+  name: str, args: Mapping[str, Any] | None = None, slots: Mapping[str, str] | None = None
+) -> Recipe:
+  """The recipe `name` with its arguments, then with the slots replaced.
+
+  What the new pieces read of other policies is added to `annotate`.
+
+  Raises:
+    ValueError: for an unknown name, slot, function or argument (with the close ones), and for pieces that do
+      not go together (with the reason).
+  """
+  recipe = table.build("recipe", name, RECIPES, args or {})
+  for slot, text in (slots or {}).items():
+    if slot not in SLOTS:
+      raise table.unknown("slot", slot, SLOTS)
+    recipe = recipe._replace(**{slot: fill(slot, text)})
+  needed = traits.needs(recipe.advantage, recipe.weigh, recipe.objective)
+  recipe = recipe._replace(annotate=tuple(dict.fromkeys((*recipe.annotate, *needed))))
+  return traits.check(recipe)
+
+
+def fill(slot: str, text: str) -> Any:
+  """What the expression `text` makes for the slot."""
+  known = functions(slot)
+  head, bracket, rest = text.strip().partition("(")
+  if ":" in head:  # not Python: give it a name that is
+    known, text = known | {"_given": head.strip()}, f"_given{bracket}{rest}"
+  try:
+    tree = ast.parse(text.strip(), mode="eval").body
+  except SyntaxError as error:
+    raise ValueError(f"{slot} = {text!r} is not an expression like name(argument=1)") from error
+  if isinstance(tree, ast.Name):
+    tree = ast.Call(tree, [], [])
+  if not isinstance(tree, ast.Call):
+    raise ValueError(f"{slot} = {text!r} must be the name of a function, or a call of one")
+  return _evaluate(tree, slot, known)
+
+
+def functions(slot: str) -> dict[str, str]:
+  """name -> "module:function" of everything public that the slot's modules define."""
+  found = {}
+  for name in SLOTS[slot]:
+    module = importlib.import_module(name)
+    inside = pkgutil.iter_modules(getattr(module, "__path__", ()), name + ".")
+    for one in (module, *(importlib.import_module(m.name) for m in inside)):
+      for key, value in vars(one).items():
+        if getattr(value, "__module__", None) == one.__name__ and callable(value) and key[0] != "_":
+          found[key] = f"{one.__name__}:{key}"
+  return found
+
+
+def _evaluate(node: ast.expr, slot: str, known: Mapping[str, str]) -> Any:
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    if node.args:
+      raise ValueError(f"{slot}: give the arguments of {node.func.id} by name")
+    args = {str(k.arg): _evaluate(k.value, slot, known) for k in node.keywords}
+    return table.build(slot, node.func.id, known, args)
+  if isinstance(node, ast.Name):
+    return table.resolve(slot, node.id, known)
+  try:
+    return ast.literal_eval(node)
+  except ValueError as error:
+    raise ValueError(f"{slot}: cannot read {ast.unparse(node)!r}") from error
