@@ -11,12 +11,16 @@ PARITY = [
   "accelerate",  # transformers reads GGUF files through it
   "transformers",
 ]
+MATH = [
+  "math-verify",  # LaTeX answers
+]
 NOTEBOOKS = [
   "ipykernel",
   "nbclient",
   "nbformat",
 ]
 TEST = [
+  *MATH,
   *NOTEBOOKS,
   "hypothesis",
   "import-linter",
@@ -60,6 +64,7 @@ setup(
   ],
   extras_require={
     "test": TEST,
+    "math": MATH,  # answers in LaTeX: MATH, and verifier="math"
     "parity": PARITY,  # tests against the reference implementations of the models
     "notebooks": NOTEBOOKS,
     "wandb": ["wandb"],

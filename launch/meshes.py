@@ -34,7 +34,7 @@ MESHES = {  # name -> (data, fsdp, tensor)
 }
 
 
-def mesh_shape(name: str) -> tuple[int, int, int]:
+def mesh_shape(name: str) -> tuple[int, ...]:
   """(data, fsdp, tensor) of a mesh by name, or by shape "DxFxT".
 
   Raises:

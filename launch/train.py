@@ -56,17 +56,19 @@ def connect():
 
   from rlvr_jax.core import hosts
 
-  given = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+  coordinator, num, this = given = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
   if given == (None, None, None) and not _DISTRIBUTED.value:
     return
   if not _DISTRIBUTED.value:
-    if None in given:
+    if coordinator is None or num is None or this is None:
       raise ValueError("--coordinator, --num_processes and --process_id go together")
-    if not 0 <= given[2] < given[1]:
-      raise ValueError(f"process_id {given[2]} of {given[1]} processes: they count from 0")
+    if not 0 <= this < num:
+      raise ValueError(f"process_id {this} of {num} processes: they count from 0")
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   jax.distributed.initialize(
-    *given,
+    coordinator,
+    num,
+    this,
     heartbeat_timeout_seconds=_TIMEOUT.value,
     shutdown_timeout_seconds=_TIMEOUT.value,
   )

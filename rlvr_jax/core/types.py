@@ -355,6 +355,7 @@ class RunState(flax.struct.PyTreeNode):
   learner: Learner
   collector: Collector
   ledger: dict[str, Any]  # core.ledger: host int64 arrays
+  offered: Any = None  # host int64 [1], where the stream of prompts is; None: there is none
 
 
 def places(x: Array) -> Array:

@@ -6,10 +6,14 @@ objective.aggregate) and what the learner need not compute (`skips`, see core.tr
 weigh, whose weights it multiplies and whose tokens it chooses from.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from rlvr_jax.core import masked, traits
+
+Share = float | Callable  # a number in (0, 1], or a function (knobs) -> number
 
 
 def all_tokens():
@@ -81,7 +85,7 @@ def random_prefix(*, minimum: float = 0.1, full: float = 0.0):
 # On purpose
 
 
-def max_variance(*, share=0.25, within=None):
+def max_variance(*, share: Share = 0.25, within=None):
   """Only the rows of the batch whose advantages vary most: the k lowest and the m - k highest of M, for the
   k of the largest variance (the smallest such k); no other subset of m has a larger one.
 
@@ -106,7 +110,7 @@ def max_variance(*, share=0.25, within=None):
   return traits.declare(weigh, denominator="kept")
 
 
-def top_tokens(*, share=0.2, within=None):
+def top_tokens(*, share: Share = 0.2, within=None):
   """Only the tokens of the batch with the largest |advantage| * entropy (of the law they were drawn from).
 
   Args:

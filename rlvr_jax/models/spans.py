@@ -52,7 +52,11 @@ def attend_in_blocks(
   length = q.shape[1]
   pad = lambda x: jnp.pad(x, ((0, 0), (0, -length % BLOCK)) + ((0, 0),) * (x.ndim - 2))
   # [N,K,G,T,D] and [N,K,T,D]: blocks are slices of the last axis but one.
-  q, k, v = pad(q).transpose(0, 2, 3, 1, 4), pad(k).transpose(0, 2, 1, 3), pad(v).transpose(0, 2, 1, 3)
+  q, k, v = (
+    pad(q).transpose(0, 2, 3, 1, 4),
+    pad(k).transpose(0, 2, 1, 3),
+    pad(v).transpose(0, 2, 1, 3),
+  )
   y = _attend(Rules(scale, window, softcap), q, k, v, pad(stop), pad(positions))
   return y.transpose(0, 3, 1, 2, 4)[:, :length]
 
@@ -66,7 +70,9 @@ def needed_pairs(stop: Array, positions: Array, window: int | None) -> Pairs:
   blocks = stop.shape[1] // BLOCK
   per_block = lambda x: x.reshape(len(x), blocks, BLOCK)
   first = jnp.arange(blocks, dtype=jnp.int32) * BLOCK
-  seen = per_block(stop).max(2)[:, None, :] > first[None, :, None]  # some key reaches the query block
+  seen = (
+    per_block(stop).max(2)[:, None, :] > first[None, :, None]
+  )  # some key reaches the query block
   if window is not None:
     nearest = per_block(positions).min(2)[:, :, None] - per_block(positions).max(2)[:, None, :]
     seen &= nearest < window

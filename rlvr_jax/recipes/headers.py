@@ -57,9 +57,11 @@ def header(name: str, recipes: Mapping[str, str]) -> Header:
     wrong = [value for value in values if value not in known]
     if wrong:
       raise ValueError(f"{constant} of {module.__name__}: {wrong} is not among {known}")
+  title, identifier = module.PAPER
   return Header(
     name,
-    *module.PAPER,
+    title,
+    identifier,
     module.STAGES,
     module.CHANGES,
     evidence,

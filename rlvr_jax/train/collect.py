@@ -79,6 +79,7 @@ def make_collect(
   constrain=lambda rows: rows,
   num_samples: int = 4,
   scorer: Scorer | None = None,
+  offer: Callable[[], np.ndarray] | None = None,
 ):
   """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
 
@@ -94,6 +95,8 @@ def make_collect(
     sources: names; the table's `source` is an index into them.
     constrain: puts a sharding on row arrays inside jitted functions.
     num_samples: completions kept to be shown.
+    offer: () -> bool [M], the prompts that a round may choose among, where these come from a stream with
+      epochs of its own; None: all, each once an epoch.
     scorer: reward functions, whose values become rows.extras["reward/<name>"]. A row that none of those
       with a weight applies to is left out of the batch.
 
@@ -116,6 +119,7 @@ def make_collect(
   blank = lambda num: rows_lib.blank(num, num_places).replace(extras=unscored(num))
   table = jax.tree.map(jnp.asarray, table)
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
+  all_prompts = np.ones(num_table, bool)
 
   @jax.jit
   def begin(control):
@@ -126,19 +130,21 @@ def make_collect(
     return knobs, blank(budget), used, tally, jnp.zeros(num_table, bool)
 
   @jax.jit
-  def open_round(collector: Collector, key, taken, step, knobs):
+  def open_round(collector: Collector, key, offered, taken, step, knobs):
     ids = jnp.arange(num_table, dtype=jnp.int32)
     score = recipe.posterior.score(collector.posterior, keys.stream(key, "score"), ids, knobs)
-    candidates = Candidates(ids, score, table.source, taken, collector.visited)
+    candidates = Candidates(ids, score, table.source, taken | ~offered, collector.visited)
     pick = lambda c: recipe.select(keys.stream(key, "select"), c, prompts, knobs)
     old = pick(candidates)
     # The epoch has run out: its last prompts come first, and the next epoch fills the round.
     ended = ~old.valid.all() & collector.visited.any()
-    also = taken.at[old.index].max(old.valid)
+    also = candidates.taken.at[old.index].max(old.valid)
     again = lambda: pick(candidates.replace(taken=also, visited=jnp.zeros_like(taken)))
     filled = _fill(old, jax.lax.cond(ended, again, lambda: old))
     chosen = jax.tree.map(lambda a, b: jnp.where(ended, a, b), filled, old)
     visited = chosen.consumed | (collector.visited & ~ended)
+    if offer is not None:
+      visited = jnp.zeros_like(visited)
     i = chosen.index
     belief = recipe.posterior.belief(collector.posterior, i)
     these = Prompts(
@@ -229,7 +235,9 @@ def make_collect(
     ticks, num_groups = np.zeros(2, np.int64), 0
     for r in range(recipe.refill.rounds):
       key = keys.stream(run_key, "round", step, r)
-      collector, round, state, taken = open_round(collector, key, taken, step, knobs)
+      collector, round, state, taken = open_round(
+        collector, key, all_prompts if offer is None else offer(), taken, step, knobs
+      )
       offset = 0
       for w, width in enumerate(plan):
         wave, at = np.int32(w), np.int32(offset)

@@ -66,6 +66,11 @@ class Config:
   # Rollouts.
   prompts: int = 8  # prompts in a round, >= 1
   budget: int = 64  # rollout rows in a step, >= prompts
+  # A round chooses among the next prompts of a shuffled stream, or among all that the epoch has left.
+  candidates: int = 0  # of the stream, >= prompts; 0: no stream
+  source_weights: dict[str, Any] = dataclasses.field(
+    default_factory=dict
+  )  # share of the stream, each > 0
   max_prompt_length: int = 256  # tokens, >= 1
   long_prompts: str = "raise"  # what a longer prompt does: raise, or drop it from the table
   max_new_tokens: int = 16  # tokens of a response, >= 1
@@ -87,7 +92,7 @@ class Config:
   # Memory and speed.
   bin_tokens: int = 0  # tokens of a packed bin of the learner; 0: chosen from the row length
   read_tokens: int = 256  # tokens of a bin whose logits exist at a time, >= 1
-  remat: str = "none"  # what the backward pass computes again: none, dots (all but products) or full
+  remat: str = "none"  # what the backward pass makes again: none, dots (all but products), full
   mesh: str = "cpu1"  # name in launch.meshes
 
   # Supervised steps on reference answers before the first rollout.
@@ -139,7 +144,9 @@ def validate(config: Config) -> None:
 
   check("policy task recipe mesh", "a name", bool)
   check("dtype param_dtype", f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES)
-  check("cache_dtype", f"one of {', '.join(CACHE_DTYPES)}, or empty", lambda v: v in ("", *CACHE_DTYPES))
+  check(
+    "cache_dtype", f"one of {', '.join(CACHE_DTYPES)}, or empty", lambda v: v in ("", *CACHE_DTYPES)
+  )
   check("stop_strings", "strings that are not empty", all)
   check("long_prompts", f"one of {', '.join(LONG_PROMPTS)}", lambda v: v in LONG_PROMPTS)
   check("remat", f"one of {', '.join(REMAT)}", lambda v: v in REMAT)
@@ -169,10 +176,18 @@ def validate(config: Config) -> None:
   check("adam_b1 adam_b2", "in [0, 1)", lambda v: 0 <= v < 1)
   check("warm_start_wrong", "in [0, 1]", lambda v: 0 <= v <= 1)
   check("seed", "in [0, 2**32)", lambda v: 0 <= v < 2**32)
+  check(
+    "candidates", f"0, or >= prompts = {config.prompts}", lambda v: v == 0 or v >= config.prompts
+  )
+  check(
+    "source_weights",
+    "source -> number > 0, and needs candidates",
+    lambda v: not v or (config.candidates and all(_is_number(w) and w > 0 for w in v.values())),
+  )
   check("budget", f">= prompts = {config.prompts}", lambda v: v >= config.prompts)
   for name, value in config.rewards.items():
     weight = value.get("weight") if isinstance(value, dict) else value
-    if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+    if not _is_number(weight):
       raise ValueError(
         f"rewards = {config.rewards!r}: the value of {name!r} must be a weight, or "
         '{"weight": a number, and arguments of the function}'
@@ -183,6 +198,10 @@ def validate(config: Config) -> None:
       f"< steps = {config.steps} with schedule = {config.schedule!r}",
       lambda v: v < config.steps,
     )
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:
@@ -350,8 +369,9 @@ def from_json(text: str) -> Config:
   absent = [name for name in FIELDS if name not in values]
   if absent:
     raise ValueError(f"the config lacks {', '.join(absent)}")
-  if isinstance(values["loggers"], list):
-    values["loggers"] = tuple(values["loggers"])
+  for name, kind in FIELDS.items():  # JSON has no tuples
+    if typing.get_origin(kind) is tuple and isinstance(values[name], list):
+      values[name] = tuple(values[name])
   return Config(**values)
 
 

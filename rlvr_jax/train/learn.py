@@ -19,7 +19,6 @@ from rlvr_jax.core.types import Feedback, Learner, Packed, Policy, Recipe, Rows,
 from rlvr_jax.decode import logits as law
 from rlvr_jax.train import pack
 
-
 READ_TOKENS = 256  # reads of a lane whose logits exist at a time
 
 
@@ -141,9 +140,7 @@ def token_stats(
 
   def body(carry):
     first, stats = carry
-    one = bin_stats(
-      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens
-    )
+    one = bin_stats(policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens)
     return first + lanes, jax.tree.map(jnp.add, stats, one)
 
   start = jnp.zeros((), jnp.int32), _nothing(packed.place.shape, entropy)
@@ -221,7 +218,7 @@ def make_learn(
   """
   sizes = pack.layout(num_rows, num_places, bin_tokens=bin_tokens)
   # XLA's CPU default starts whatever it can, and so holds all gradients and recomputed layers at once.
-  scheduler = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+  scheduler = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
   compiler_options = scheduler if jax.default_backend() == "cpu" else None
 
   @jax.jit

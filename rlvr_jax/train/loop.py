@@ -31,6 +31,7 @@ from rlvr_jax.train.metrics import (
   before_after_table,
   read_metrics,
 )
+from rlvr_jax.train.offer import Offer
 from rlvr_jax.train.rewards import RewardFunction, Scorer
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
 
@@ -134,13 +135,16 @@ def train(
     VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
     Scorer(rewards, prompts.examples) as scorer,
     CompileCounter() as compiled,
-    Writers(workdir, config.loggers if hosts.is_first() else (), json.loads(to_json(config))) as writers,
+    Writers(
+      workdir, config.loggers if hosts.is_first() else (), json.loads(to_json(config))
+    ) as writers,
     Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints,
     _StopSignals() as stop,
   ):
     judge = hosts.shared(pool)
     verify = lambda index, texts: judge([prompts.examples[i] for i in index], texts)
     decode_text = tokenizer.decode
+    offer = _offer(config, prompts, task)
     collect = make_collect(
       policy,
       recipe,
@@ -156,6 +160,7 @@ def train(
       sources=task.sources,
       num_samples=config.num_samples_shown,
       scorer=scorer,
+      offer=offer,
     )
     learn = make_learn(
       policy,
@@ -171,10 +176,13 @@ def train(
     evaluate = _evaluations(config, policy, tokenizer, held, judge, placement)
     state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
     del params  # the state has taken them over
+    state = state.replace(offered=None if offer is None else offer.position)
     state = placement.state(state, policy)
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
       print(f"resumed from step {int(state.learner.step)}")
+    if offer is not None:
+      offer.seek(state.offered)
     start = int(state.learner.step)
     if start > config.steps:
       raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
@@ -202,7 +210,8 @@ def train(
         # A row whose logits are not finite has no tokens, so that the loss never hears of it.
         finite = learned.pop("finite") and batch.metrics["completion/error_frac"] < 1
         books = ledger.book(books, booked)
-        state = RunState(learner, collector, books)
+        offered = None if offer is None else offer.position
+        state = RunState(learner, collector, books, offered)
         generated = int(books["generated"].sum()) - generated
         work = sum(v for k, v in seconds.items() if k != "eval")
         metrics = evaluated | batch.metrics | learned | _ledger_metrics(books)
@@ -212,7 +221,7 @@ def train(
           "perf/tokens_per_second": generated / work,
           "perf/compilations": compiled.count,
           "policy/lr": np.asarray(schedule(step * recipe.updates)).item(),
-          "train/epoch": int(collector.epoch),
+          "train/epoch": _epoch(collector, offered, num_prompts),
           "train/skipped_steps": int(learner.skipped),
         }
         writers.write(step, metrics)
@@ -282,6 +291,22 @@ def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], judge,
     return metrics, state.replace(ledger=books)
 
   return evaluate
+
+
+def _offer(config: Config, prompts: _Prompts, task: Task) -> Offer | None:
+  if not config.candidates:
+    return None
+  weights = config.source_weights
+  return Offer(
+    prompts.table, task.sources, candidates=config.candidates, weights=weights, seed=config.seed
+  )
+
+
+def _epoch(collector, offered, num_prompts: int) -> int:
+  """Passes over the table: those that are complete, or as many prompts as have been offered."""
+  if offered is None:
+    return int(collector.epoch)
+  return int(offered[0]) // num_prompts
 
 
 def _stops(config: Config, tokenizer: Tokenizer) -> Stops:

@@ -44,12 +44,12 @@ def adam(*, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8, eps_inside: bo
   inner = optax.scale_by_adam(b1=b1, b2=b2, eps=0.0)
 
   def update(updates, state, params=None):
-    _, state = inner.update(updates, state, params)
-    state: Any = state
-    t = state.count.astype(jnp.float32)
+    _, new = inner.update(updates, state, params)
+    moments: Any = new
+    t = moments.count.astype(jnp.float32)
     rate = jnp.sqrt(1 - b2**t) / (1 - b1**t)
-    step = jax.tree.map(lambda m, v: rate * m / (jnp.sqrt(v) + eps), state.mu, state.nu)
-    return step, state
+    step = jax.tree.map(lambda m, v: rate * m / (jnp.sqrt(v) + eps), moments.mu, moments.nu)
+    return step, new
 
   return Direction(optax.GradientTransformation(inner.init, update))
 

@@ -37,7 +37,10 @@ def test_renormalised_groups_keep_their_size():
 
 
 def test_weights_count_within_group_and_cluster():
-  rng = np.random.default_rng(0)
+  two = weights(jnp.array([0, 0, 0, 0, 1, 1, -1, -1]), jnp.array([0, 0, 3, 3, 3, 3, 3, 3]),
+                jnp.ones(8, bool).at[1].set(False), 1.0)  # fmt: skip
+  np.testing.assert_array_equal(two, [1, 1, 0.5, 0.5, 0.5, 0.5, 1, 1])  # groups never mix
+  rng = np.random.default_rng(3)
   group, cluster = rng.integers(0, 3, 8), rng.integers(-1, 2, 8)
   valid = rng.random(8) < 0.7
   out = np.asarray(weights(jnp.array(cluster), jnp.array(group), jnp.array(valid), 1.0))

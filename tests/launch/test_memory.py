@@ -33,8 +33,8 @@ def test_what_is_stored_is_counted_exactly():
 
 
 def test_a_mesh_divides_and_needs_no_devices():
-  """All but the norms' rest divides by 16; a quarter of the rows a device; half of the widths."""
-  sizes = dict(policy="smollm2-360m", prompts=4, budget=64, max_prompt_length=32, max_new_tokens=8)
+  """Each parameter has an axis of the model's width, 64."""
+  sizes = dict(policy="tiny", prompts=4, budget=64, max_prompt_length=32, max_new_tokens=8)
   one, many = (command.plan(Config(**sizes, mesh=mesh)) for mesh in ("1x1x1", "1x16x1"))
   assert many.params * 16 == one.params and many.gradients * 16 == one.gradients
   assert many.activations == one.activations  # a bin a device, as before

@@ -34,8 +34,8 @@ def test_tiny_is_random_by_seed_and_as_wide_as_its_tokenizer():
   assert two.policy.init_cache(1, 2).k[0].dtype == jnp.bfloat16
   three = load_policy("tiny", tokenizer=WORDS, seed=1, embed_dim=32)
   assert np.any(three.params["embedding"] != one.params["embedding"])
-  padded = load_policy("tiny", tokenizer=WORDS, vocab_size=16, remat=True)
-  assert padded.config.num_tokens == 7 and padded.policy.vocab_size == 16 and padded.config.remat
+  padded = load_policy("tiny", tokenizer=WORDS, vocab_size=16, remat="full")
+  assert padded.config.num_tokens == 7 and padded.policy.vocab_size == 16 and padded.config.remat == "full"
 
 
 def test_export_and_load_a_folder(tmp_path):

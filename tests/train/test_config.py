@@ -287,6 +287,7 @@ def test_what_a_resumed_run_may_change(tmp_path):
     "keep_checkpoints": 1,
     "loggers": (),
     "export": False,
+    "prompt_cache": "elsewhere",
     "mesh": "cpu8",
   }
   assert set(changed) == set(RESUMABLE)

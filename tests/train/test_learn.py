@@ -16,7 +16,8 @@ from rlvr_jax.decode.decode import decode
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo
-from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train import pack
+from rlvr_jax.train.learn import make_learn, read
 from rlvr_jax.train.metrics import CompileCounter
 from tests import toy
 
@@ -44,13 +45,14 @@ _BUILT = {}  # compiled once for all tests that want the same
 
 
 def _learn(
-  policy=POLICY, recipe=RECIPE, optimizer=KEEP, bin_tokens=0, lanes=1, places=T, num_rows=N
-):
-  key = (id(policy), id(recipe), id(optimizer), bin_tokens, lanes, places, num_rows)
+  policy=POLICY, recipe=RECIPE, optimizer=KEEP, bin_tokens=0, lanes=1, places=T, num_rows=N,
+  read_tokens=256,
+):  # fmt: skip
+  key = (id(policy), id(recipe), id(optimizer), bin_tokens, lanes, places, num_rows, read_tokens)
   if key not in _BUILT:
     learn = make_learn(
       policy, recipe, optimizer, num_rows=num_rows, num_places=places, num_prompts=PROMPTS,
-      bin_tokens=bin_tokens, lanes=lanes,
+      bin_tokens=bin_tokens, lanes=lanes, read_tokens=read_tokens,
     )  # fmt: skip
     _BUILT[key] = learn, (policy, recipe, optimizer)  # what is held keeps its id
   return _BUILT[key][0]
@@ -74,14 +76,19 @@ def _update(rows, learner=None, params=None, **options):
   return _learn(**options)(learner, rows, tally, jnp.int32(0), jax.random.key(9))
 
 
-@jax.jit
-def _logprobs(params, tokens, temperature):
-  """float32 [N,T]: each row by itself, with all its logits."""
+def _logits(params, tokens):
+  """float32 [N,T,V]: each row by itself."""
   n, t = tokens.shape
   position = jnp.broadcast_to(jnp.arange(t)[None], (n, t))
   view = Spans(jnp.full((n, t), t, jnp.int32))
   hidden, _ = POLICY.hidden(params, tokens, position, position >= 0, view)
-  z = jax.nn.log_softmax(POLICY.logits(params, hidden) / temperature[:, None, None])
+  return POLICY.logits(params, hidden)
+
+
+@jax.jit
+def _logprobs(params, tokens, temperature):
+  """float32 [N,T]: each row by itself, with all its logits."""
+  z = jax.nn.log_softmax(_logits(params, tokens) / temperature[:, None, None])
   return jnp.pad(jnp.take_along_axis(z[:, :-1], tokens[:, 1:, None], 2)[..., 0], ((0, 0), (1, 0)))
 
 
@@ -177,19 +184,74 @@ def rows():
 
 
 @pytest.mark.parametrize(
-  ("bin_tokens", "lanes"), [(9, 1), (24, 2), (0, 1)], ids=["row-a-bin", "two-lanes", "one-bin"]
-)
+  ("bin_tokens", "lanes", "read_tokens"), [(9, 1, 256), (24, 2, 5), (0, 1, 256)],
+  ids=["row-a-bin", "two-lanes-in-chunks", "one-bin"],
+)  # fmt: skip
 @pytest.mark.parametrize("seed", [0, 1])
-def test_t1_t2_equals_the_dense_computation(bin_tokens, lanes, seed):
-  """Responses of length 1 and 7, split over any bins and lanes: one denominator for all."""
+def test_t1_t2_equals_the_dense_computation(bin_tokens, lanes, read_tokens, seed):
+  """Responses of length 1 and 7, split over any bins, lanes and chunks: one denominator for all."""
   rows = _rows(seed)
   loss, grads = _dense(rows)
-  learner, metrics, _ = _update(rows, bin_tokens=bin_tokens, lanes=lanes)
+  learner, metrics, _ = _update(rows, bin_tokens=bin_tokens, lanes=lanes, read_tokens=read_tokens)
   np.testing.assert_allclose(metrics["policy/loss"], loss, rtol=1e-5, atol=1e-7)
   _close(learner.opt_state, grads)
   np.testing.assert_allclose(metrics["policy/grad_norm"], optax.tree.norm(grads), rtol=1e-5)
   jax.tree.map(np.testing.assert_array_equal, learner.params, _params())
   assert int(learner.step) == 1 and metrics["finite"]
+
+
+def test_an_objective_that_asks_for_the_entropy(rows):
+  """Its value and its gradient, against the entropies of a plain [N,T,V] softmax."""
+
+  def bonus(stats, rows, advantage, knobs):
+    return -(stats.entropy + 0.5 * stats.logprobs), {}
+
+  def dense(params):
+    z = jax.nn.log_softmax(_logits(params, rows.tokens) / rows.temperature[:, None, None])[:, :-1]
+    entropy = -(jnp.exp(z) * z).sum(2)
+    logprobs = jnp.take_along_axis(z, rows.tokens[:, 1:, None], 2)[..., 0]
+    mask = rows.loss_mask[:, 1:]
+    return -jnp.where(mask, entropy + 0.5 * logprobs, 0.0).sum() / mask.sum()
+
+  objective = Objective(bonus, needs_advantage=False, needs_entropy=True)
+  learner, metrics, _ = _update(rows, recipe=RECIPE._replace(objective=objective), bin_tokens=24)
+  loss, grads = jax.jit(jax.value_and_grad(dense))(_params())
+  np.testing.assert_allclose(metrics["policy/loss"], loss, rtol=1e-5)
+  _close(learner.opt_state, grads)
+
+
+@pytest.mark.parametrize("num_reads", [0, 5, 13])
+def test_reads_in_chunks_equal_all_at_once(num_reads):
+  """Log-probs, entropies and their gradients; a soft-cap, an id that cannot be, temperatures."""
+  lanes, reads, vocab = 2, 13, 20
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  hidden, head, to = draw(lanes, reads, 8), draw(8, vocab), draw(2, lanes, reads)
+  target = jnp.asarray(rng.integers(0, vocab - 1, (lanes, reads)), jnp.int32)
+  temperature = jnp.asarray(rng.choice([0.5, 1.0, 2.0], (lanes, reads)), jnp.float32)
+  last = (jnp.arange(vocab) == vocab - 1)[None, None]
+  logits = lambda head, hidden: jnp.where(last, -1e30, 5 * jnp.tanh(hidden @ head / 5))
+
+  def chunked(hidden, head):
+    stats = read(
+      functools.partial(logits, head), hidden, target, temperature, jnp.int32(num_reads),
+      entropy=True, chunk=4,
+    )  # fmt: skip
+    return (_first(stats.logprobs) * to[0] + _first(stats.entropy) * to[1]).sum()
+
+  def plain(hidden, head):
+    z = jax.nn.log_softmax(logits(head, hidden)[..., :-1] / temperature[..., None])
+    logprobs = jnp.take_along_axis(z, target[..., None], 2)[..., 0]
+    return (_first(logprobs) * to[0] - _first((jnp.exp(z) * z).sum(2)) * to[1]).sum()
+
+  def _first(x):
+    return jnp.where((jnp.arange(reads) < num_reads)[None], x, 0.0)
+
+  value, grads = jax.jit(jax.value_and_grad(chunked, (0, 1)))(hidden, head)
+  expected, expected_grads = jax.jit(jax.value_and_grad(plain, (0, 1)))(hidden, head)
+  np.testing.assert_allclose(value, expected, atol=1e-5)
+  for a, b in zip(grads, expected_grads):
+    np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_metrics_by_hand(rows):
@@ -394,6 +456,10 @@ def test_t11_the_clip_acts_in_the_second_update(sampled):
 # What is not finite is not applied
 
 
+# The reward itself is the advantage: what is not finite in it reaches the loss.
+BARE = RECIPE._replace(advantage=lambda rows: jnp.where(rows.loss_mask, rows.reward[:, None], 0.0))
+
+
 def _sqrt_of_zero(stats, rows, advantage, knobs):
   """A finite loss whose gradient is not."""
   return jnp.sqrt(jnp.maximum(0.0 * stats.logprobs, 0.0)), {}
@@ -401,18 +467,16 @@ def _sqrt_of_zero(stats, rows, advantage, knobs):
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_is_skipped(rows, reward):
-  optimizer = optax.adamw(1e-2)
-  learner, _, _ = _update(
-    rows, optimizer=optimizer
-  )  # one good step, so that the moments hold something
+  options = {"optimizer": ADAM, "recipe": BARE}
+  learner, _, _ = _update(rows, **options)  # one good step, so that the moments hold something
   before = jax.device_get(learner)
   bad = rows.replace(reward=rows.reward.at[0].set(reward))
-  learner, metrics, _ = _update(bad, learner, optimizer=ADAM)
+  learner, metrics, _ = _update(bad, learner, **options)
   assert not metrics["finite"]
   jax.tree.map(np.testing.assert_array_equal, learner.params, before.params)
   jax.tree.map(np.testing.assert_array_equal, learner.opt_state, before.opt_state)
   assert int(learner.skipped) == 1 and int(learner.step) == 2
-  learner, metrics, _ = _update(rows, learner, optimizer=ADAM)  # and the next one is applied
+  learner, metrics, _ = _update(rows, learner, **options)  # and the next one is applied
   assert metrics["finite"] and int(learner.skipped) == 1 and int(learner.step) == 3
   assert all(np.isfinite(p).all() for p in jax.tree.leaves(learner.params))
 
@@ -429,17 +493,86 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss(rows):
 # Compilation, types, enumeration
 
 
+# --------------------------------------------------------------------------------------------------
+# Memory, from what the compiler plans
+
+
+def _planned(function, *shapes):
+  """Bytes of temporary memory of a function of float32 and int32 arrays."""
+  return jax.jit(function).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_t63_memory_of_the_head_grows_with_the_chunk_and_not_with_tokens_times_vocabulary():
+  """V = 32k and T = 2k: all logits are 268 MB, for the forward pass alone."""
+  vocab, embed = 32768, 4
+
+  def planned(reads, chunk):
+    def loss(head, hidden, target):
+      ones = jnp.ones((1, reads), jnp.float32)
+      count = target.max()  # a run-time number
+      logits = lambda h: h @ head
+      return read(logits, hidden, target, ones, count, entropy=True, chunk=chunk).entropy.sum()
+
+    return _planned(
+      jax.grad(loss, (0, 1)), jax.ShapeDtypeStruct((embed, vocab), jnp.float32),
+      jax.ShapeDtypeStruct((1, reads, embed), jnp.float32),
+      jax.ShapeDtypeStruct((1, reads), jnp.int32),
+    )  # fmt: skip
+
+  small, large, longer = planned(2048, 64), planned(2048, 256), planned(8192, 64)
+  logits = 64 * vocab * 4  # of the small chunk
+  assert small < 4 * logits < 2048 * vocab * 4 / 8
+  assert 2 * logits < large - small < 3 * 4 * logits
+  assert longer - small < logits / 4
+
+
+def _memory(policy, bin_tokens=0):
+  """(what the compiler plans for an update, bytes of the parameters)."""
+  learn = _learn(policy, optimizer=ADAM, bin_tokens=bin_tokens)
+  rows, count = _rows(full=False), jnp.zeros((), jnp.int32)
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  state = jax.eval_shape(ADAM.init, params)
+  learner = Learner(params, state, RECIPE.control.init(PROMPTS), count, count)
+  prepared = jax.eval_shape(learn.parts["prepare"], learner, rows, jax.random.key(0))
+  packed, _ = pack.pack(rows.tokens, np.zeros((N, T), bool), rows.temperature, learn.sizes)
+  tally = Tally(*[jnp.zeros(PROMPTS, jnp.float32)] * 4)
+  update = learn.parts["update"].lower(
+    learner, rows, packed, prepared, tally, count, jnp.asarray(True)
+  )
+  size = sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(params))
+  return update.compile().memory_analysis(), size
+
+
+def test_the_update_holds_no_second_copy_of_parameters_or_moments():
+  """Beside the state there are the gradients summed so far, and fewer than as many again of one bin."""
+  memory, size = _memory(decoder(tiny(64, num_layers=2, embed_dim=256, mlp_dim=1024)), 16)
+  assert memory.alias_size_in_bytes > 3 * size  # parameters and both moments are updated in place
+  assert memory.temp_size_in_bytes < 2 * size
+
+
+def test_remat_takes_less_memory():
+  """A bin of 512 tokens through six layers."""
+  plans = {
+    remat: _memory(decoder(tiny(VOCAB, num_layers=6, remat=remat)), 512)[0].temp_size_in_bytes
+    for remat in ("none", "dots", "full")
+  }
+  assert plans["full"] < 0.9 * plans["dots"] < 0.9 * 0.9 * plans["none"]
+
+
 def test_t58_no_batch_recompiles(rows):
-  """Twenty batches of other lengths, groups, paddings and dead rows."""
+  """Twenty batches of other lengths, groups, paddings and dead rows; one empty, one without a gradient."""
   batches = [_rows(seed) for seed in range(20)]
   rng = np.random.default_rng(0)
   batches = [
     b.replace(
       valid=b.valid & jnp.asarray(rng.random(N) < 0.7),
       reward=jnp.asarray(rng.random(N), jnp.float32),
+      group=jnp.asarray(rng.integers(0, rng.integers(1, N), N), jnp.int32),
     )
     for b in batches
   ]
+  batches[3] = batches[3].replace(valid=jnp.zeros(N, bool))
+  batches[7] = batches[7].replace(reward=jnp.ones(N, jnp.float32))
   learner = _update(rows, bin_tokens=24, lanes=2)[0]
   learner = _update(rows, learner, bin_tokens=24, lanes=2)[0]
   with CompileCounter() as compiled:

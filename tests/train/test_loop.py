@@ -169,6 +169,20 @@ def test_t40_t44_a_killed_run_resumes_bit_for_bit(tmp_path, whole, capsys, step,
   assert _rows(tmp_path) == _rows(whole[1])
 
 
+def test_a_run_on_a_stream_of_prompts_resumes_where_the_stream_was(tmp_path):
+  options = {"candidates": 5, "source_weights": {TASK.sources[0]: 1.0}, "eval_every": 0}
+  whole = _train(tmp_path / "whole", **options)
+  drawn = int(whole.state.offered[0])
+  assert drawn >= 6 * 5
+  with pytest.raises(RuntimeError, match="killed"):
+    _train(tmp_path / "killed", tokenizer=Tripwire(3 * PER_STEP + 7, _die), **options)
+  again = _train(tmp_path / "killed", **options)
+  _same(again.state, whole.state)
+  rows = _rows(tmp_path / "whole")
+  assert _rows(tmp_path / "killed") == rows
+  assert rows[5]["train/epoch"] == drawn // 11
+
+
 def test_a_finished_run_does_nothing_more(tmp_path, whole):
   first = _train(tmp_path, steps=2)
   again = _train(tmp_path, steps=2)
@@ -224,9 +238,9 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 # Numbers that are not finite
 
 
-def test_rewards_that_are_not_finite_stop_the_run(tmp_path):
+def test_losses_that_are_not_finite_stop_the_run(tmp_path):
   """After three updates in a row; parameters stay, the batch is kept to be looked at."""
-  broken = RECIPE._replace(reward=lambda rows, knobs: jnp.full(rows.correct.shape, jnp.nan))
+  broken = RECIPE._replace(advantage=lambda rows: jnp.where(rows.loss_mask, jnp.nan, 0.0))
   with pytest.raises(loop.NotFinite, match=r"3 updates in a row .*bad_batch_2\.npz") as error:
     _train(tmp_path, recipe=broken, eval_every=0)
   assert "learning_rate" in str(error.value)
@@ -235,7 +249,7 @@ def test_rewards_that_are_not_finite_stop_the_run(tmp_path):
   assert rows[0]["policy/loss"] is None  # JSON has no NaN
   with np.load(tmp_path / "bad_batch_2.npz") as batch:
     assert batch["tokens"].shape == (16, PLACES + NEW)
-    assert np.isnan(batch["reward"]).all() and batch["valid"].all()
+    assert batch["valid"].all()
 
 
 def test_parameters_that_are_not_finite_stop_the_run(tmp_path, capsys):
@@ -250,7 +264,9 @@ def test_parameters_that_are_not_finite_stop_the_run(tmp_path, capsys):
 def test_good_steps_in_between_start_the_count_again(tmp_path):
   """Bad updates at steps 0, 1, 3 and 4 of 6: never three in a row."""
   bad = lambda rows: (rows.version.max() % 3) < 2
-  broken = RECIPE._replace(reward=lambda rows, knobs: jnp.where(bad(rows), jnp.nan, rows.correct))
+  broken = RECIPE._replace(
+    advantage=lambda rows: RECIPE.advantage(rows) + jnp.where(bad(rows), jnp.nan, 0.0)
+  )
   outcome = _train(tmp_path, recipe=broken, eval_every=0)
   assert int(outcome.state.learner.skipped) == 4
   assert int(outcome.state.learner.step) == 6

@@ -9,7 +9,7 @@ import pytest
 from rlvr_jax.core import ledger
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.train.config import Config
-from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
+from rlvr_jax.train.state import init_state, make_optimizer, make_schedule, with_master_weights
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,32 @@ def test_adamw_in_plain_numpy():
     step = (m / (1 - 0.8 ** (t + 1))) / (np.sqrt(v / (1 - 0.9 ** (t + 1))) + 1e-3)
     w = w - rate * (step + 0.01 * w)
     np.testing.assert_allclose(params["w"], w, rtol=1e-5)
+
+
+def test_master_weights_keep_updates_that_bfloat16_would_lose():
+  """A hundred steps of -0.001 from 1: added to bfloat16, whose neighbours below 1 are 0.004 away, none acts."""
+  params = {"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float32)}  # kinds may be mixed
+  grads = jax.tree.map(jnp.ones_like, params)
+  optimizer = with_master_weights(optax.sgd(0.001))
+  state = optimizer.init(params)
+  for step in range(1, 101):
+    updates, state = optimizer.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    expected = np.full(2, 1 - 0.001 * step, np.float32)
+    np.testing.assert_allclose(state.weights["w"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(params["w"], state.weights["w"].astype(jnp.bfloat16))
+    np.testing.assert_allclose(params["b"], expected, rtol=1e-5)
+  assert params["w"].dtype == jnp.bfloat16 and float(params["w"][0]) == 0.8984375  # nearest to 0.9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_optimizer_state_is_float32(dtype):
+  """Moments, and master weights where the parameters are not float32 themselves."""
+  config = Config(param_dtype=dtype)
+  state = make_optimizer(config, make_schedule(config, 1)).init({"w": jnp.ones((3, 5), dtype)})
+  arrays = [x for x in jax.tree.leaves(state) if x.shape == (3, 5)]
+  assert len(arrays) == (2 if dtype == "float32" else 3)
+  assert {x.dtype for x in arrays} == {jnp.dtype("float32")}
 
 
 def test_the_state_before_step_0():
