@@ -68,9 +68,7 @@ class Config:
   budget: int = 64  # rollout rows in a step, >= prompts
   # A round chooses among the next prompts of a shuffled stream, or among all that the epoch has left.
   candidates: int = 0  # of the stream, >= prompts; 0: no stream
-  source_weights: dict[str, Any] = dataclasses.field(
-    default_factory=dict
-  )  # share of the stream, each > 0
+  source_weights: dict[str, Any] = dataclasses.field(default_factory=dict)  # shares of the stream
   max_prompt_length: int = 256  # tokens, >= 1
   long_prompts: str = "raise"  # what a longer prompt does: raise, or drop it from the table
   max_new_tokens: int = 16  # tokens of a response, >= 1

@@ -14,8 +14,13 @@ from rlvr_jax.train import metrics as names
 from tests import toy, toy_run
 
 recipes = pytest.mark.parametrize("name", RECIPES)
-# Arguments of recipes that by default read what a reward function of text says: the toy has none.
-ALONE = {"fapo": {"flaw": ""}, "uniqueness": {"strategy": ""}}
+# Arguments of recipes that by default read what a reward function of text says: the toy has none. A fifth of
+# the tokens of a quarter of its twelve rows would be two tokens.
+ALONE = {
+  "fapo": {"flaw": ""},
+  "uniqueness": {"strategy": ""},
+  "d3s": {"rows_start": 0.75, "rows_end": 0.75, "tokens_start": 0.75, "tokens_end": 0.75},
+}
 build = lambda name, **args: table.build("recipe", name, RECIPES, ALONE.get(name, {}) | args)
 
 
