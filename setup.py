@@ -26,6 +26,7 @@ TEST = [
   "import-linter",
   "pyright",
   "pytest",
+  "pytest-xdist",  # test.sh runs test files on two cores
   "ruff",
 ]
 

@@ -37,7 +37,8 @@ step "ruff: lint" ruff check .
 step "ruff: format" ruff format --check .
 step "pyright" pyright
 step "import-linter" lint-imports
-step "pytest" python -m pytest tests --ignore=tests/multidevice
+# Two files at a time: most of the time goes into compiling, which uses one core.
+step "pytest" python -m pytest -n 2 --dist loadfile tests --ignore=tests/multidevice
 # A process of its own: the number of devices is fixed when JAX starts. No tests is exit status 5.
 step "pytest, eight devices" eight_devices python -m pytest tests/multidevice
 echo "== all checks passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"

@@ -31,15 +31,16 @@ class Prepared(NamedTuple):
 
 
 def bin_stats(
-  policy: Policy, params, packed: Packed, first, lanes: int, *, entropy: bool, read_tokens: int
-) -> TokenStats:
+  policy: Policy, params, packed: Packed, first, lanes: int, *, entropy: bool, read_tokens: int,
+  constrain,
+) -> TokenStats:  # fmt: skip
   """TokenStats of the rows in bins [first, first + lanes); 0 for all other rows."""
-  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, lanes)
+  cut = lambda x: constrain(jax.lax.dynamic_slice_in_dim(x, first, lanes))
   tokens, source = cut(packed.tokens), cut(packed.source)
   view = Spans(cut(packed.stop))
   everywhere = jnp.ones(tokens.shape, bool)
   hidden, _ = policy.hidden(params, tokens, cut(packed.position), everywhere, view)
-  hidden = jnp.take_along_axis(hidden, source[:, :, None], 1)
+  hidden = constrain(jnp.take_along_axis(hidden, source[:, :, None], 1))
   logits = functools.partial(policy.logits, params)
   reads = read(
     logits, hidden, cut(packed.target), cut(packed.temperature), cut(packed.num_reads).max(),
@@ -134,13 +135,16 @@ def read(
 
 def token_stats(
   policy: Policy, params, packed: Packed, *, lanes: int = 1, entropy: bool = False,
-  read_tokens: int = READ_TOKENS,
+  read_tokens: int = READ_TOKENS, constrain=lambda lanes: lanes,
 ) -> TokenStats:  # fmt: skip
-  """TokenStats of every packed row, without gradients; entropy only if asked."""
+  """TokenStats of every packed row, without gradients; entropy only if asked. Options: see make_learn."""
 
   def body(carry):
     first, stats = carry
-    one = bin_stats(policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens)
+    one = bin_stats(
+      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens,
+      constrain=constrain,
+    )  # fmt: skip
     return first + lanes, jax.tree.map(jnp.add, stats, one)
 
   start = jnp.zeros((), jnp.int32), _nothing(packed.place.shape, entropy)
@@ -154,7 +158,7 @@ def _nothing(shape, entropy: bool) -> TokenStats:
 
 def loss_and_grads(
   policy, recipe, params, rows, packed, prepared, knobs, *, lanes: int = 1,
-  read_tokens: int = READ_TOKENS,
+  read_tokens: int = READ_TOKENS, constrain=lambda lanes: lanes,
 ):  # fmt: skip
   """The loss of the batch, its gradient, and TokenStats on the way.
 
@@ -169,8 +173,9 @@ def loss_and_grads(
     here = (packed.row_bin >= first) & (packed.row_bin < first + lanes)
     mine = rows.replace(valid=rows.valid & here)
     stats = bin_stats(
-      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens
-    )
+      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens,
+      constrain=constrain,
+    )  # fmt: skip
     loss, _ = recipe.objective.loss(stats, mine, prepared.advantage, knobs)
     numerator, _ = recipe.aggregate(loss, prepared.weight, mine)
     return numerator * scale, stats
@@ -211,7 +216,7 @@ def make_learn(
     bin_tokens: see pack.layout.
     read_tokens: tokens of a lane whose logits exist at a time, see `read`.
     lanes: bins computed side by side; the number of devices along the data axis.
-    constrain: puts a sharding on row arrays inside jitted functions.
+    constrain: lays arrays of rows, or of lanes, over the devices inside jitted functions.
 
   An update whose loss or gradient is not finite is not applied: parameters and optimizer state stay as
   they are, `skipped` counts it, and the step goes on.
@@ -240,7 +245,7 @@ def make_learn(
     rows = constrain(rows)
     loss, grads, stats, seen = loss_and_grads(
       policy, recipe, learner.params, rows, packed, prepared, knobs, lanes=lanes,
-      read_tokens=read_tokens,
+      read_tokens=read_tokens, constrain=constrain,
     )  # fmt: skip
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)

@@ -65,7 +65,7 @@ def test_rank_equals_plain_python(batch):
 
 @given(batches)
 def test_order_statistics_equal_plain_python(batch):
-  x, group, valid = batch
+  x, group, valid = batch = ([round(4 * a) / 4 for a in batch[0]], *batch[1:])  # exact in float32
   lists = [sorted(a) for a in members(*batch)]
   args = (
     jnp.array([a if v else np.nan for a, v in zip(x, valid)], jnp.float32),

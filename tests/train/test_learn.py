@@ -521,7 +521,7 @@ def test_t63_memory_of_the_head_grows_with_the_chunk_and_not_with_tokens_times_v
 
   small, large, longer = planned(2048, 64), planned(2048, 256), planned(8192, 64)
   logits = 64 * vocab * 4  # of the small chunk
-  assert small < 4 * logits < 2048 * vocab * 4 / 8
+  assert small < 4 * logits <= 2048 * vocab * 4 / 8
   assert 2 * logits < large - small < 3 * 4 * logits
   assert longer - small < logits / 4
 
@@ -551,9 +551,9 @@ def test_the_update_holds_no_second_copy_of_parameters_or_moments():
 
 
 def test_remat_takes_less_memory():
-  """A bin of 512 tokens through six layers."""
+  """A bin of 512 tokens through three layers."""
   plans = {
-    remat: _memory(decoder(tiny(VOCAB, num_layers=6, remat=remat)), 512)[0].temp_size_in_bytes
+    remat: _memory(decoder(tiny(VOCAB, num_layers=3, remat=remat)), 512)[0].temp_size_in_bytes
     for remat in ("none", "dots", "full")
   }
   assert plans["full"] < 0.9 * plans["dots"] < 0.9 * 0.9 * plans["none"]

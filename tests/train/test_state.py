@@ -52,7 +52,7 @@ def test_adamw_in_plain_numpy():
 
 
 def test_master_weights_keep_updates_that_bfloat16_would_lose():
-  """A hundred steps of -0.001 from 1: added to bfloat16, whose neighbours below 1 are 0.004 away, none acts."""
+  """A hundred steps of -0.001 from 1, whose neighbour below lies 0.004 away: added to it, none acts."""
   params = {"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float32)}  # kinds may be mixed
   grads = jax.tree.map(jnp.ones_like, params)
   optimizer = with_master_weights(optax.sgd(0.001))
