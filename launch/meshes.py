@@ -114,8 +114,10 @@ def learner_shardings(learner: Learner, policy: Policy, mesh: Mesh | AbstractMes
     ValueError: if a mesh axis does not divide a dimension of a parameter.
   """
   params = learner.params
-  by_axes = sharding.shardings(policy.axes, mesh, RULES)
-  sharding.check(params, by_axes, policy.axes)
+  known = isinstance(params, dict)
+  axes = {name: policy.axes[name] for name in params} if known else policy.axes  # those that are trained
+  by_axes = sharding.shardings(axes, mesh, RULES)
+  sharding.check(params, by_axes, axes)
   everywhere = NamedSharding(mesh, PartitionSpec())
   structure = jax.tree.structure(params)
   like_params = lambda x: jax.tree.structure(x) == structure

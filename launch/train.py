@@ -141,7 +141,7 @@ def _run(config, workdir):
     plots.reward_curve(workdir / configs.METRICS_FILE, workdir / "reward_curve.png")
     print(f"curve: {workdir / 'reward_curve.png'}")
   if config.export:
-    params = hosts.host(outcome.state.learner.params)
+    params = hosts.host(outcome.params)
     if hosts.is_first():
       export_policy(workdir / "export", loaded._replace(params=params))
     print(f"exported: {workdir / 'export'}")

@@ -11,6 +11,7 @@ from rlvr_jax.core import ledger
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import PromptTable, Recipe, RunState
 from rlvr_jax.train.collect import make_collect
+from rlvr_jax.train.critic import attach, make_baseline
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import CompileCounter
 from rlvr_jax.train.state import init_state
@@ -67,6 +68,13 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
     policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places, **sizes
   )
   state = init_state(recipe, optimizer, policy.init(jax.random.key(seed)), seed=seed, **sizes)
+  baseline = None
+  if recipe.baseline:
+    baseline = make_baseline(
+      policy, recipe.baseline, num_rows=BUDGET, num_places=collect.num_places
+    )
+    state = state.replace(baseline=baseline.init(state.learner.params))
+  learn = attach(learn, baseline)
   start, out = jax.device_get(state), []
   with CompileCounter() as compiled:
     for _ in range(steps):
@@ -75,9 +83,11 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
         learner.params, learner.step, learner.control, collector, books
       )
       key = jax.random.wrap_key_data(collector.key)
-      learner, learned, booked = learn(learner, batch.rows, batch.tally, collector.epoch, key)
+      learner, credit, learned, booked = learn(
+        learner, state.baseline, batch.rows, batch.tally, collector.epoch, key
+      )
       books = ledger.book(books, booked)
-      state = RunState(learner, collector, books)
+      state = state.replace(learner=learner, collector=collector, ledger=books, baseline=credit)
       rows, tally = jax.device_get((batch.rows, batch.tally))
       out.append(Step(rows, tally, batch.metrics | learned, books, compiled.count))
   return Run(start, jax.device_get(state), out)

@@ -325,6 +325,8 @@ class Recipe(NamedTuple):
   annotate: tuple[str, ...] = ()
   # (update, gradient) -> factor of the step, for each tensor alone, before the learning rate.
   step_scale: Callable | None = None
+  # A baseline that learns beside the policy: a name of train.critic.BASELINES, and its arguments.
+  baseline: tuple[str, Any] | None = None
   updates: int = 1  # optimizer steps a batch
 
 
@@ -355,6 +357,8 @@ class RunState(flax.struct.PyTreeNode):
   learner: Learner
   collector: Collector
   ledger: dict[str, Any]  # core.ledger: host int64 arrays
+  baseline: Any = ()  # of a baseline that learns: see Recipe.baseline
+  frozen: Any = None  # uint32: models.lora.fingerprint of weights that are read and not trained
   offered: Any = None  # host int64 [1], where the stream of prompts is; None: there is none
 
 

@@ -13,6 +13,10 @@ A segment is one jitted loop of ticks. It runs until the work is done, or until 
 other sizes: with fewer slots, when the queue is empty and few rows are left, or with more cache places,
 when a row has filled those there are. The host then re-enters the loop compiled for those sizes. It reads
 two numbers a segment, nothing a token.
+
+Where rows lie on several data shards, each has its own queue, slots, prompts and loop (`decode.shards`), and
+meets the others between segments only. There slots do not shrink, as shards would at different times, and
+cache places grow for all once one needs it.
 """
 
 import functools
@@ -21,6 +25,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlvr_jax.core.types import (
   EOS,
@@ -35,17 +40,20 @@ from rlvr_jax.core.types import (
   Shared,
 )
 from rlvr_jax.decode import logits as law
+from rlvr_jax.decode import shards
 from rlvr_jax.decode.stops import Stops
 
 SHRINK = 4  # slots are cut to a quarter once a quarter suffices
 MIN_SLOTS = 16  # fewer cost about the same: a tick then only streams the weights
 PLACES = 64  # places of a slot's own cache to begin with; doubled when a row fills them
-PREFILL = 256  # prompt tokens computed at a time, over all prompts
+PREFILL = 256  # prompt tokens computed at a time, over some prompts
+CHUNK = 16  # of those, a prompt has at least so many
 TILE = 16  # slots that attend to their prompts together
+TICKS = 16  # of a segment, where shards must agree on when to leave off
 
 
 class DecodeCounts(flax.struct.PyTreeNode):
-  """What one call did; int32."""
+  """What one call did; int32. With D > 1 shards, ticks are those of the longest loop."""
 
   prefilled: Array  # [N] prompt tokens computed, booked on the row that leads its context
   generated: Array  # [N] tokens drawn
@@ -99,14 +107,18 @@ def decode(
 
   Args:
     policy, params: the model. Parameters are arguments: new ones never recompile.
-    rows: [N,T]. Open valid rows are grown; the others are left as they are.
+    rows: [N,T]. Open valid rows are grown; the others are left as they are. If `tokens` lie along mesh
+      axes of D > 1 devices, so must the others, and each shard grows the N / D rows it holds. Params may
+      lie along these axes too: they are gathered once a call.
     version: int32 [], stamped on the tokens drawn.
     eos_ids: int32 [E], any of them ends a row and is kept as its last token; -1 matches nothing.
-    slots: S, rows computed at a time. Fewer than N refills; more than N is N.
+    slots: S, rows computed at a time, over all shards: each has S // D, at least 1. Fewer than N refills;
+      more than N is N.
     num_contexts: `rows.context` lies in [0, num_contexts).
     prompt_places: P; no prompt is longer.
     rule: which tokens may be drawn; scalars, or one number a row [N].
-    stops: strings that end a row, and when to leave off before all rows have ended.
+    stops: strings that end a row, and when to leave off before all rows have ended. With D > 1 that is
+      looked at every 16 ticks, so that up to 16 more are done.
 
   Returns:
     rows: grown, each with a status that says why it ended: EOS, STOP, LENGTH, or ERROR if its logits
@@ -115,7 +127,7 @@ def decode(
     counts: DecodeCounts.
 
   Raises:
-    ValueError: if the sizes make no sense.
+    ValueError: if the sizes make no sense, or D does not divide N.
   """
   n, t = rows.tokens.shape
   if slots < 1 or num_contexts < 1:
@@ -124,22 +136,55 @@ def decode(
     raise ValueError(
       f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
     )
-  parts, stops = parts_of(policy), stops or Stops()
-  slots, places = min(slots, n), min(PLACES, t)
+  split, stops = shards.split_of(rows.tokens), stops or Stops()
+  parts = parts_of(policy, split)
   version, eos_ids = jnp.asarray(version, jnp.int32), jnp.asarray(eos_ids, jnp.int32)
   law_of = version, eos_ids, rule, stops
+  sizes = min(slots, n), min(PLACES, t), num_contexts, prompt_places
+  run = _decode_in_one if split is None else functools.partial(_decode_in_parts, split)
+  return run(parts, params, rows, law_of, *sizes)
+
+
+def _decode_in_one(parts, params, rows, law_of, slots, places, num_contexts, prompt_places):
   parts.warm(params, rows, law_of, slots, places, num_contexts, prompt_places)
-  prompts, state = parts.start(params, rows, eos_ids, slots, places, num_contexts, prompt_places)
+  prompts, state = parts.start(params, rows, law_of[1], slots, places, num_contexts, prompt_places)
   while True:
     state, report = parts.segment(params, prompts, state, *law_of)
     filled, done = jax.device_get(report).tolist()
     if done:
-      return state.rows, state.counts
+      return state.rows.replace(context=rows.context), state.counts
     slots, places = len(state.slots.row), state.cache.places
     if filled >= places:
-      state = parts.resize(state, num_contexts, slots, min(2 * places, t))
+      places = min(2 * places, rows.tokens.shape[1])
+      state = parts.resize(state, num_contexts, slots, places)
     else:
       state = parts.resize(state, num_contexts, _smaller(slots), places)
+
+
+def _decode_in_parts(
+  split, parts, params, rows, law_of, slots, places, num_contexts, prompt_places
+):
+  version, eos_ids, rule, stops = law_of
+  n, t = rows.tokens.shape
+  slots = min(max(slots // split.num, 1), n // split.num)
+  params = shards.whole(split, params)
+  part, rule = parts.apart(rows, rule)
+  prompts, state = parts.start(params, part, eos_ids, slots, places, num_contexts, prompt_places)
+  in_common = stops.groups is not None or stops.tokens is not None
+  own = stops.replace(groups=None, tokens=None)
+  while True:
+    # A shard whose places are full waits for the others: no longer than it took to fill them.
+    ticks = TICKS if in_common else places if places < t else np.iinfo(np.int32).max
+    state, report = parts.segment(
+      params, prompts, state, version, eos_ids, rule, own, jnp.asarray(ticks, jnp.int32)
+    )
+    filled, done = jax.device_get(parts.agree(report, state, stops)).tolist()
+    if done:
+      grown, counts = parts.join(state)
+      return grown.replace(context=rows.context), counts
+    if filled >= places:
+      places = min(2 * places, t)
+      state = parts.resize(state, num_contexts, slots, places)
 
 
 def _smaller(slots):
@@ -163,28 +208,47 @@ class Parts(NamedTuple):
   start: Any
   segment: Any
   resize: Any
+  # For rows on several shards only.
+  apart: Any
+  agree: Any
+  join: Any
 
 
-def parts_of(policy: Policy) -> Parts:
-  """The parts for a policy; equal policies share them, and so what was compiled."""
-  return _parts(_Model(policy.hidden, policy.logits, policy.init_cache, policy.vocab_size))
+def parts_of(policy: Policy, split: shards.Split | None = None) -> Parts:
+  """The parts for a policy; equal policies share them, and so what was compiled.
+
+  With a split, rows, rule, prompts and state have the leading axis of `decode.shards`.
+  """
+  model = _Model(policy.hidden, policy.logits, policy.init_cache, policy.vocab_size)
+  return _parts(model, split)
 
 
 @functools.cache
-def _parts(policy: Any) -> Parts:
+def _parts(policy: Any, split: shards.Split | None) -> Parts:
+  each = functools.partial(shards.each, split)
+  num_shards = split.num if split else 1
+
   @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
   def start(params, rows, eos_ids, slots, places, num_contexts, prompt_places):
-    rows = _close_the_full(rows, eos_ids, policy.vocab_size)
-    prompts, leader, length = _prefill(policy, params, rows, num_contexts, prompt_places)
-    return prompts, _start(policy, rows, slots, places, leader, length)
+    def one(params, eos_ids, rows):
+      rows = _close_the_full(rows, eos_ids, policy.vocab_size)
+      rows, num_used = _number_contexts(rows, num_contexts)
+      num = min(num_contexts, len(rows.status))
+      share = -(-num_contexts // num_shards)
+      prompts, leader, length = _prefill(policy, params, rows, num, num_used, share, prompt_places)
+      average = -(-len(rows.status) * num_shards // num_contexts)
+      return prompts, _start(policy, rows, slots, places, leader, length, average)
+
+    return each(one, 2)(params, eos_ids, rows)
 
   @functools.partial(jax.jit, donate_argnums=2)
-  def segment(params, prompts, state, version, eos_ids, rule, stops):
-    return _segment(policy, params, prompts, state, version, eos_ids, rule, stops)
+  def segment(params, prompts, state, version, eos_ids, rule, stops, ticks=None):
+    one = lambda *args: _segment(policy, *args, shrinks=split is None)
+    return each(one, 5)(params, version, eos_ids, stops, ticks, prompts, state, rule)
 
   @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # other shapes: donation could not help
   def resize(state, num_contexts, slots, places):
-    return _resize(state, num_contexts, slots, places)
+    return each(lambda state: _resize(state, num_contexts, slots, places), 0)(state)
 
   warmed = set()
 
@@ -202,17 +266,45 @@ def _parts(policy: Any) -> Parts:
       state = resize(state, num_contexts, slots, places)
       state, _ = segment(params, prompts, state, *law_of)
 
-  return Parts(warm, start, segment, resize)
+  if split is None:
+    return Parts(warm, start, segment, resize, None, None, None)
+
+  @jax.jit
+  def apart(rows, rule):
+    return shards.apart(split, (rows, rule), len(rows.status))
+
+  @functools.partial(jax.jit, out_shardings=split.everywhere)
+  def agree(report, state, stops):
+    """What `segment` reports, of all shards; done as well once the rules in common say so."""
+    enough = stops.enough(shards.together(state.rows), state.counts.generated)
+    return jnp.stack([report[:, 0].max(), report[:, 1].all() | enough]).astype(jnp.int32)
+
+  rows_at, whole = split.along, split.everywhere
+
+  @functools.partial(
+    jax.jit, out_shardings=(rows_at, DecodeCounts(rows_at, rows_at, rows_at, whole, whole))
+  )
+  def join(state):
+    counts = state.counts.replace(
+      prefilled=state.counts.prefilled.reshape(-1),
+      generated=state.counts.generated.reshape(-1),
+      replayed=state.counts.replayed.reshape(-1),
+      ticks=state.counts.ticks.max(),
+      slot_ticks=state.counts.slot_ticks.sum(),
+    )
+    return shards.together(state.rows), counts
+
+  return Parts(warm, start, segment, resize, apart, agree, join)
 
 
-def _segment(policy, params, prompts, state, version, eos_ids, rule, stops):
-  """Ticks until done or until other sizes are better.
+def _segment(policy, params, version, eos_ids, stops, ticks, prompts, state, rule, *, shrinks):
+  """Ticks until done or until other sizes are better, or so many as there may be.
 
   Returns the state, and int32 [2]: places in use, whether all is done.
   """
   t = state.rows.tokens.shape[1]
   slots, places = len(state.slots.row), state.cache.places
-  num_prompts = len(prompts.v[0])
+  num_prompts, began = len(prompts.v[0]), state.counts.ticks
 
   def work(state):
     left = (state.slots.head < state.num) | _live(state.rows, state.slots).any()
@@ -224,9 +316,11 @@ def _segment(policy, params, prompts, state, version, eos_ids, rule, stops):
 
   def go_on(state):
     on = work(state)
+    if ticks is not None:
+      on &= state.counts.ticks - began < ticks
     if places < t:
       on &= filled(state) < places
-    if _smaller(slots) < slots:
+    if shrinks and _smaller(slots) < slots:
       few = _live(state.rows, state.slots).sum() <= _smaller(slots)
       on &= (state.slots.head < state.num) | ~few
     return on
@@ -244,7 +338,7 @@ def _segment(policy, params, prompts, state, version, eos_ids, rule, stops):
   return state, report
 
 
-def _resize(state, num_prompts, slots, places):
+def _resize(state, num_contexts, slots, places):
   """The state with fewer slots, live rows first, or with more cache places."""
   more = places - state.cache.places
   if more:
@@ -267,19 +361,19 @@ def _resize(state, num_prompts, slots, places):
   held = held.replace(
     row=cut(held.row), start=cut(held.start), fill=cut(held.fill), stop=cut(held.stop)
   )
-  held = held.replace(tiles=_tiles(state.rows, held.row, num_prompts))
+  num_prompts = min(num_contexts, len(state.rows.status))
+  held = held.replace(tiles=_tiles(state.rows, held.row, num_prompts, held.tiles.slot.shape[2]))
   return state.replace(slots=held, cache=jax.tree.map(cut, state.cache))
 
 
-def _tiles(rows, row, num_prompts):
+def _tiles(rows, row, num_prompts, wide):
   """The tiles of slots that hold `row` [S].
 
-  A tile has room for TILE slots: for as many of one prompt as a prompt has rows on average, and for
-  as many prompts side by side as then fit.
+  A tile has room for TILE slots: for `wide` of one prompt, about as many as a prompt has rows on average,
+  and for as many prompts side by side as then fit.
   """
   n, slots = len(rows.status), len(row)
-  average = max(1, -(-n // num_prompts))
-  wide = min(1 << (average - 1).bit_length(), TILE, slots)
+  wide = min(1 << (wide - 1).bit_length(), TILE, slots)
   side = min(max(1, TILE // wide), num_prompts)
   passes, blocks = -(-slots // wide), -(-num_prompts // side)
   prompt = jnp.where(row < n, _of(rows.context, row), -1)
@@ -341,8 +435,18 @@ def _close_the_full(rows, eos_ids, vocab_size):
   return rows.replace(status=jnp.where(todo, status, rows.status).astype(jnp.int32))
 
 
-def _prefill(policy, params, rows, num_contexts, prompt_places):
-  """Runs the model once over the prompt of every context that has an open row.
+def _number_contexts(rows, num_contexts):
+  """Rows with their contexts numbered anew, those of open rows first; and how many those are."""
+  todo = (rows.status == OPEN) & rows.valid
+  used = jnp.zeros(num_contexts, bool).at[rows.context].max(todo, mode="drop")
+  number = (jnp.cumsum(used) - 1).astype(jnp.int32)
+  return rows.replace(context=number[rows.context]), used.sum()
+
+
+def _prefill(policy, params, rows, num_contexts, num_used, share, prompt_places):
+  """Runs the model once over the prompt of every context that has an open row: the first `num_used`.
+
+  It goes by blocks of `share` prompts, about as many as there are, so that others cost nothing.
 
   Returns the cache [B,P], the row that leads each context [B] (N: none) and prompt lengths [B].
   """
@@ -355,24 +459,36 @@ def _prefill(policy, params, rows, num_contexts, prompt_places):
   length = jnp.where(leader < n, _of(rows.response_start, leader), 0)
   cache = policy.init_cache(num_contexts, prompt_places)
   # Few prompts: wide chunks make large products; many: narrow ones waste less on short prompts.
-  width = min(max(PREFILL // num_contexts, 16), prompt_places)
+  block = min(share, num_contexts, max(PREFILL // CHUNK, 1))
+  width = min(max(PREFILL // block, CHUNK), prompt_places)
   pad = -prompt_places % width
   tokens = jnp.pad(tokens, ((0, 0), (0, pad)))
 
-  def chunk(carry):
-    first, cache = carry
-    these = jax.lax.dynamic_slice_in_dim(tokens, first, width, 1)
-    position = jnp.broadcast_to(first + jnp.arange(width, dtype=jnp.int32)[None], these.shape)
-    _, cache = policy.hidden(params, these, position, position < length[:, None], cache)
-    return first + width, cache
+  def prompts(carry):
+    begin, cache = carry
+    # A last block that is not full begins earlier, and does some prompts again.
+    cut = lambda x: jax.lax.dynamic_slice_in_dim(x, begin, block)
+    put = lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, begin, 0)
+    texts, ends = cut(tokens), cut(length)
 
-  # As many chunks as the longest prompt here needs: none at all when sizes are only warmed.
+    def chunk(carry):
+      first, part = carry
+      these = jax.lax.dynamic_slice_in_dim(texts, first, width, 1)
+      position = jnp.broadcast_to(first + jnp.arange(width, dtype=jnp.int32)[None], these.shape)
+      _, part = policy.hidden(params, these, position, position < ends[:, None], part)
+      return first + width, part
+
+    # As many chunks as the longest prompt here needs.
+    start = jnp.zeros((), jnp.int32), jax.tree.map(cut, cache)
+    _, part = jax.lax.while_loop(lambda c: c[0] < ends.max(), chunk, start)
+    return begin + block, jax.tree.map(put, cache, part)
+
   start = jnp.zeros((), jnp.int32), cache
-  _, cache = jax.lax.while_loop(lambda c: c[0] < length.max(), chunk, start)
+  _, cache = jax.lax.while_loop(lambda c: c[0] < num_used, prompts, start)
   return cache, leader, length
 
 
-def _start(policy, rows, slots, places, leader, prompt_length):
+def _start(policy, rows, slots, places, leader, prompt_length, average):
   n = len(rows.length)
   todo = (rows.status == OPEN) & rows.valid
   zero = jnp.zeros(n, jnp.int32)
@@ -390,7 +506,7 @@ def _start(policy, rows, slots, places, leader, prompt_length):
     fill=none,
     stop=none,
     head=jnp.zeros((), jnp.int32),
-    tiles=_tiles(rows, row, len(leader)),
+    tiles=_tiles(rows, row, len(leader), average),
   )
   return DecodeState(
     rows=rows,
@@ -417,7 +533,7 @@ def _admit(rows, order, num, num_prompts, slots):
     fill=jnp.where(take, start, slots.fill),
     stop=jnp.where(take, 0, slots.stop),
     head=slots.head + take.sum().astype(jnp.int32),
-    tiles=_tiles(rows, row, num_prompts),
+    tiles=_tiles(rows, row, num_prompts, slots.tiles.slot.shape[2]),
   )
 
 

@@ -51,8 +51,8 @@ def decoder(config: ModelConfig) -> Policy:
   each layer `layers_<i>` with `attn_norm` [E], `q` [H*D,E], `k` and `v` [K*D,E], `o` [E,H*D],
   `mlp_norm` [E], `gate` and `up` [F,E], `down` [E,F], and what else the family has: `q_bias`,
   `k_bias`, `v_bias`, `q_norm` and `k_norm` [D], `post_attn_norm` and `post_mlp_norm` [E]. Matrices
-  are stored [out,in], as checkpoints do. Hidden states come normalised; `logits` ends with the soft-cap, and puts
-  ids at or above `config.num_tokens` at -1e30.
+  are stored [out,in], as checkpoints do. Hidden states come normalised; `logits` ends with the
+  soft-cap, and puts ids at or above `config.num_tokens` at -1e30.
   """
   module = _Decoder(config)
 

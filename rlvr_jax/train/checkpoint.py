@@ -56,6 +56,11 @@ class Checkpointer:
     self._check(step, like)
     template = jax.tree.map(_template, like)
     restored: Any = self._manager.restore(step, args=ocp.args.StandardRestore(template))
+    if not np.array_equal(restored.frozen, like.frozen):
+      raise ValueError(
+        f"checkpoint {step} was trained on other frozen weights than the policy has now; "
+        "give the policy it was made with"
+      )
     return restored
 
   def _check(self, step: int, like: RunState) -> None:

@@ -28,6 +28,8 @@ DTYPES = ("float32", "bfloat16")
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 LONG_PROMPTS = ("raise", "drop")
 SCHEDULES = ("constant", "cosine", "linear")
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+QUANTS = ("none", "int8", "int4")
 REMAT = ("none", "dots", "full")
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
@@ -87,7 +89,13 @@ class Config:
   max_grad_norm: float = 1.0  # gradients of a larger global norm are scaled down to it, > 0
   max_bad_steps: int = 3  # stop after this many updates in a row that are not finite, >= 1
 
+  # LoRA: only low-rank corrections to the matrices of the layers are trained and saved.
+  lora_rank: int = 0  # >= 0; 0 trains everything
+  lora_alpha: float = 32.0  # corrections are scaled by alpha / rank, > 0
+  lora_targets: tuple[str, ...] = TARGETS  # any of q, k, v, o, gate, up, down
+
   # Memory and speed.
+  rollout_quant: str = "none"  # weights that are rolled out: none, int8 or int4; see models.quant
   bin_tokens: int = 0  # tokens of a packed bin of the learner; 0: chosen from the row length
   read_tokens: int = 256  # tokens of a bin whose logits exist at a time, >= 1
   remat: str = "none"  # what the backward pass makes again: none, dots (all but products), full
@@ -171,6 +179,20 @@ def validate(config: Config) -> None:
     "> 0",
     lambda v: v > 0,
   )
+  check("rollout_quant", f"one of {', '.join(QUANTS)}", lambda v: v in QUANTS)
+  check("lora_rank", ">= 0", lambda v: v >= 0)
+  check("lora_alpha", "> 0", lambda v: v > 0)
+  check(
+    "lora_targets",
+    f"different names among {', '.join(TARGETS)}, at least one",
+    lambda v: v and set(v) <= set(TARGETS) and len(set(v)) == len(v),
+  )
+  if config.lora_rank:  # what is not trained must be found again when the run is resumed
+    check(
+      "warm_start_steps",
+      "0 with lora_rank: warm-start, export, then train the export",
+      lambda v: not v,
+    )
   check("adam_b1 adam_b2", "in [0, 1)", lambda v: 0 <= v < 1)
   check("warm_start_wrong", "in [0, 1]", lambda v: 0 <= v <= 1)
   check("seed", "in [0, 2**32)", lambda v: 0 <= v < 2**32)

@@ -325,11 +325,14 @@ def make_baseline(policy: Policy, named: tuple[str, dict], **sizes) -> Baseline:
   return resolve("baseline", name, BASELINES)(policy, **args, **sizes)
 
 
-def attach(learn, baseline: Baseline):
+def attach(learn, baseline: Baseline | None):
   """learn(learner, state, rows, ...) -> (learner, state, metrics, booked) around `learn.make_learn`'s: the
-  baseline speaks before the update, and learns after it from the same batch."""
+  baseline speaks before the update, and learns after it from the same batch. None: there is none."""
 
   def both(learner, state, rows, *rest):
+    if baseline is None:
+      learner, metrics, booked = learn(learner, rows, *rest)
+      return learner, state, metrics, booked
     rows = baseline.annotate(state, learner.params, rows)
     learner, metrics, booked = learn(learner, rows, *rest)
     state, more = baseline.update(state, learner.params, rows)

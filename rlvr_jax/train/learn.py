@@ -157,10 +157,10 @@ def _nothing(shape, entropy: bool) -> TokenStats:
 
 
 def loss_and_grads(
-  policy, recipe, params, rows, packed, prepared, knobs, *, lanes: int = 1,
+  policy, recipe, params, frozen, rows, packed, prepared, knobs, *, lanes: int = 1,
   read_tokens: int = READ_TOKENS, constrain=lambda lanes: lanes,
 ):  # fmt: skip
-  """The loss of the batch, its gradient, and TokenStats on the way.
+  """The loss of the batch, its gradient with respect to `params` alone, and TokenStats on the way.
 
   Returns:
     loss float32 [], grads like params (float32), stats, seen: the rows the model was run for.
@@ -173,8 +173,8 @@ def loss_and_grads(
     here = (packed.row_bin >= first) & (packed.row_bin < first + lanes)
     mine = rows.replace(valid=rows.valid & here)
     stats = bin_stats(
-      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens,
-      constrain=constrain,
+      policy, {**params, **frozen} if frozen else params, packed, first, lanes, entropy=entropy,
+      read_tokens=read_tokens, constrain=constrain,
     )  # fmt: skip
     loss, _ = recipe.objective.loss(stats, mine, prepared.advantage, knobs)
     numerator, _ = recipe.aggregate(loss, prepared.weight, mine)
@@ -206,6 +206,7 @@ def make_learn(
   read_tokens: int = READ_TOKENS,
   lanes: int = 1,
   constrain=lambda rows: rows,
+  frozen=None,
 ):
   """Builds learn(learner, rows, tally, epoch, key) -> (learner, metrics, booked).
 
@@ -217,6 +218,7 @@ def make_learn(
     read_tokens: tokens of a lane whose logits exist at a time, see `read`.
     lanes: bins computed side by side; the number of devices along the data axis.
     constrain: lays arrays of rows, or of lanes, over the devices inside jitted functions.
+    frozen: dict of params that the policy reads beside the learner's and that nothing trains.
 
   An update whose loss or gradient is not finite is not applied: parameters and optimizer state stay as
   they are, `skipped` counts it, and the step goes on.
@@ -240,11 +242,13 @@ def make_learn(
     return Prepared(advantage, weight, rows.loss_mask & runs[:, None])
 
   @functools.partial(jax.jit, donate_argnums=0, compiler_options=compiler_options)
-  def update(learner: Learner, rows: Rows, packed: Packed, prepared: Prepared, tally, epoch, last):
+  def update(
+    learner: Learner, frozen, rows: Rows, packed: Packed, prepared: Prepared, tally, epoch, last
+  ):
     knobs = recipe.control.value(learner.control)
     rows = constrain(rows)
     loss, grads, stats, seen = loss_and_grads(
-      policy, recipe, learner.params, rows, packed, prepared, knobs, lanes=lanes,
+      policy, recipe, learner.params, frozen, rows, packed, prepared, knobs, lanes=lanes,
       read_tokens=read_tokens, constrain=constrain,
     )  # fmt: skip
     norm = optax.tree.norm(grads)
@@ -289,7 +293,9 @@ def make_learn(
     metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
     for u in range(recipe.updates):
       last = jnp.asarray(u == recipe.updates - 1)
-      learner, new, trained = update(learner, rows, packed, prepared, tally, epoch, last)
+      learner, new, trained = update(
+        learner, frozen or {}, rows, packed, prepared, tally, epoch, last
+      )
       # Sampler and learner can be compared only before the first update moved the policy.
       metrics |= {k: v for k, v in new.items() if u == 0 or not k.startswith("mismatch/")}
       booked["trained"] = booked["trained"] + hosts.host(trained).astype(np.int64)

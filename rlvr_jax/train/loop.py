@@ -14,14 +14,16 @@ import numpy as np
 
 from rlvr_jax.core import hosts, ledger
 from rlvr_jax.core.records import Example, Task, Tokenizer
-from rlvr_jax.core.types import Policy, PromptTable, Recipe, RunState
+from rlvr_jax.core.types import Params, Policy, PromptTable, Recipe, RunState
 from rlvr_jax.decode.stops import Stops, stops
 from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import Batch, make_collect
 from rlvr_jax.train.config import METRICS_FILE, Config, to_json
+from rlvr_jax.train.critic import attach, make_baseline
 from rlvr_jax.train.evaluate import make_evaluate
+from rlvr_jax.train.forms import Forms, make_forms
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import (
   CompileCounter,
@@ -48,6 +50,7 @@ class Outcome(NamedTuple):
   """What a run leaves behind."""
 
   state: RunState
+  params: Params  # trained, as the policy that was given reads them
   before: dict[str, float]  # evaluation before the first update
   after: dict[str, float]  # evaluation after the last
 
@@ -131,6 +134,8 @@ def train(
   schedule = make_schedule(config, recipe.updates)
   optimizer = make_optimizer(config, schedule)
   num_prompts = len(prompts.examples)
+  forms = make_forms(config, policy, params)
+  del params  # taken over
   with (
     VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
     Scorer(rewards, prompts.examples) as scorer,
@@ -146,7 +151,7 @@ def train(
     decode_text = tokenizer.decode
     offer = _offer(config, prompts, task)
     collect = make_collect(
-      policy,
+      forms.actor,
       recipe,
       prompts.table,
       verify,
@@ -163,21 +168,28 @@ def train(
       offer=offer,
     )
     learn = make_learn(
-      policy,
+      forms.learner,
       recipe,
       optimizer,
       num_rows=config.budget,
       num_places=collect.num_places,
       num_prompts=num_prompts,
       bin_tokens=config.bin_tokens,
+      read_tokens=config.read_tokens,
       lanes=placement.lanes,
       constrain=placement.rows,
+      frozen=forms.frozen,
     )
-    evaluate = _evaluations(config, policy, tokenizer, held, judge, placement)
-    state = init_state(recipe, optimizer, params, num_prompts=num_prompts, seed=config.seed)
-    del params  # the state has taken them over
+    baseline = _baseline(config, forms, recipe, collect.num_places, placement)
+    learn = attach(learn, baseline)
+    evaluate = _evaluations(config, policy, forms.merged, tokenizer, held, judge, placement)
+    sizes = {"num_prompts": num_prompts, "seed": config.seed}
+    state = init_state(recipe, optimizer, forms.trained, **sizes, frozen=forms.frozen)
+    forms = forms._replace(trained=None)  # the state has taken them over
+    if baseline:
+      state = state.replace(baseline=baseline.init(state.learner.params))
     state = state.replace(offered=None if offer is None else offer.position)
-    state = placement.state(state, policy)
+    state = placement.state(state, forms.learner)
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
       print(f"resumed from step {int(state.learner.step)}")
@@ -201,17 +213,21 @@ def train(
         learner, collector, books = state.learner, state.collector, state.ledger
         generated = int(books["generated"].sum())
         collector, batch, books, spent = collect(
-          learner.params, learner.step, learner.control, collector, books
+          forms.rollout(learner.params), learner.step, learner.control, collector, books
         )
         tick = time.perf_counter()
         key = jax.random.wrap_key_data(collector.key)
-        learner, learned, booked = learn(learner, batch.rows, batch.tally, collector.epoch, key)
+        learner, credit, learned, booked = learn(
+          learner, state.baseline, batch.rows, batch.tally, collector.epoch, key
+        )
         seconds |= spent | {"learn": time.perf_counter() - tick}
         # A row whose logits are not finite has no tokens, so that the loss never hears of it.
         finite = learned.pop("finite") and batch.metrics["completion/error_frac"] < 1
         books = ledger.book(books, booked)
         offered = None if offer is None else offer.position
-        state = RunState(learner, collector, books, offered)
+        state = state.replace(
+          learner=learner, collector=collector, ledger=books, baseline=credit, offered=offered
+        )
         generated = int(books["generated"].sum()) - generated
         work = sum(v for k, v in seconds.items() if k != "eval")
         metrics = evaluated | batch.metrics | learned | _ledger_metrics(books)
@@ -252,10 +268,10 @@ def train(
     if before and after:
       print(f"\n{before_after_table(before, after)}")
     print(f"{compiled.count} compilations; verifier: {dict(pool.counters)}")
-    return Outcome(state, before, after)
+    return Outcome(state, forms.merged(state.learner.params), before, after)
 
 
-def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], judge, placement):
+def _evaluations(config: Config, policy, merged, tokenizer, held: list[_Prompts], judge, placement):
   """evaluate(state) -> (metrics of every held-out set, state with the tokens booked)."""
   runs = []
   for number, prompts in enumerate(held):
@@ -283,14 +299,30 @@ def _evaluations(config: Config, policy, tokenizer, held: list[_Prompts], judge,
     )
 
   def evaluate(state: RunState):
-    metrics, books = {}, state.ledger
+    metrics, books, params = {}, state.ledger, merged(state.learner.params)
     for run in runs:
-      more, tokens = run(state.learner.params)
+      more, tokens = run(params)
       metrics |= more
       books = ledger.book(books, {"evaluated": tokens})
     return metrics, state.replace(ledger=books)
 
   return evaluate
+
+
+def _baseline(config: Config, forms: Forms, recipe: Recipe, num_places: int, placement: Placement):
+  """The baseline that learns beside the policy, if the recipe has one."""
+  if recipe.baseline is None:
+    return None
+  if config.lora_rank:
+    raise ValueError("a recipe with a baseline that learns needs lora_rank = 0")
+  return make_baseline(
+    forms.learner,
+    recipe.baseline,
+    num_rows=config.budget,
+    num_places=num_places,
+    bin_tokens=config.bin_tokens,
+    lanes=placement.lanes,
+  )
 
 
 def _offer(config: Config, prompts: _Prompts, task: Task) -> Offer | None:

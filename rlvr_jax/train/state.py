@@ -4,10 +4,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from rlvr_jax.core import ledger
 from rlvr_jax.core.types import Collector, Learner, Params, Recipe, RunState
+from rlvr_jax.models.lora import fingerprint
 from rlvr_jax.train.config import Config
 
 
@@ -78,9 +80,12 @@ def with_master_weights(optimizer: optax.GradientTransformation) -> optax.Gradie
   return optax.GradientTransformation(init, update)
 
 
-def init_state(recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int) -> RunState:
+def init_state(
+  recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int, frozen=None
+) -> RunState:
   """The state before step 0. It takes the parameters over: the learner donates its state, so the caller's
   arrays are gone after the first update. Copy them before, if they are still wanted.
+  Of `frozen`, parameters that are not trained, the state keeps the fingerprint.
   """
   params = jax.tree.map(jnp.asarray, params)
   key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 0))
@@ -97,4 +102,9 @@ def init_state(recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int
     epoch=jnp.zeros((), jnp.int32),
     key=key,
   )
-  return RunState(learner=learner, collector=collector, ledger=ledger.new(num_prompts))
+  return RunState(
+    learner=learner,
+    collector=collector,
+    ledger=ledger.new(num_prompts),
+    frozen=np.asarray(fingerprint(frozen)) if frozen else None,
+  )

@@ -18,6 +18,7 @@ recipes = pytest.mark.parametrize("name", RECIPES)
 # the tokens of a quarter of its twelve rows would be two tokens.
 ALONE = {
   "fapo": {"flaw": ""},
+  "sao": {"own_trunk": False, "critic_rate": 0.05},
   "uniqueness": {"strategy": ""},
   "d3s": {"rows_start": 0.75, "rows_end": 0.75, "tokens_start": 0.75, "tokens_end": 0.75},
 }

@@ -6,6 +6,7 @@ Needs a process of its own, since the number of devices is fixed when JAX starts
 """
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +17,15 @@ import pytest
 
 from launch import meshes
 from rlvr_jax.core import ledger
+from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
-from rlvr_jax.core.types import RunState
+from rlvr_jax.core.types import RunState, Tally
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.tasks.arithmetic import arithmetic
 from rlvr_jax.tasks.table import tokenise
+from rlvr_jax.train import pack
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import make_collect
 from rlvr_jax.train.evaluate import make_evaluate
@@ -146,6 +149,46 @@ def test_t67_a_device_whose_rows_are_all_masked():
   one, many = _run("cpu1", 6), _run("8x1x1", 6)
   _equal(one, many)
   assert one.metrics[0]["policy/grad_norm"] > 0
+
+
+def test_logits_stay_on_the_devices_that_made_them():
+  """The head's vocabulary is over two devices, its width over two more, and the lanes over four.
+
+  What travels with a dimension of the vocabulary is a parameter or its gradient: each device makes the
+  logits of its own lane, for its own half of the vocabulary. The lookup of the embedding apart, no device
+  ever holds a whole vocabulary.
+  """
+  vocab, embed = 112, 32  # found in no other shape
+  policy = decoder(
+    tiny(vocab, num_layers=1, embed_dim=embed, mlp_dim=64, num_heads=4, head_dim=8, tied=False)
+  )
+  placement = meshes.place("2x2x2").placement
+  recipe, optimizer = grpo(), optax.adamw(1e-2)
+  learn = make_learn(
+    policy, recipe, optimizer, num_rows=16, num_places=20, num_prompts=4, bin_tokens=256,
+    read_tokens=16, lanes=placement.lanes, constrain=placement.rows,
+  )  # fmt: skip
+  state = init_state(recipe, optimizer, policy.init(jax.random.key(0)), num_prompts=4, seed=0)
+  learner = placement.state(state, policy).learner
+  rows, zeros = rows_lib.blank(16, 20), jnp.zeros(4, jnp.int32)
+  nothing = np.zeros((16, 20), bool)
+  packed, _ = pack.pack(rows.tokens, nothing, np.ones(16), learn.sizes, lanes=placement.lanes)
+  prepared = jax.eval_shape(learn.parts["prepare"], learner, rows, jax.random.key(0))
+  update = learn.parts["update"].lower(
+    learner, rows, packed, prepared, Tally(zeros, zeros, zeros, zeros), zeros[0], jnp.asarray(True)
+  )
+  kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+  moved = []
+  for line in update.compile().as_text().splitlines():
+    found = re.search(rf"= (.*?) (?:{kinds})(?:-start)?\(", line)
+    for shape in re.findall(r"\[([\d,]+)\]", found[1]) if found else ():
+      moved.append(({int(d) for d in shape.split(",")}, line))
+  assert any(vocab // 2 in dims for dims, _ in moved)  # the head's gradient, at least
+  for dims, line in moved:
+    if vocab // 2 in dims:
+      assert dims <= {vocab // 2, embed, embed // 2}, line
+    if vocab in dims:
+      assert dims <= {vocab, embed, embed // 2} and "logits" not in line, line
 
 
 def test_parameters_lie_where_the_mesh_says():
