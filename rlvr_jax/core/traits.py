@@ -41,7 +41,9 @@ def needs(*pieces) -> tuple[str, ...]:
 def logprobs_of(rows: Rows, name: str) -> Array:
   """float32 [N,T]: log-probs of the policy `name`, as annotated."""
   if f"{name}_logprobs" not in rows.extras:
-    raise ValueError(f"the rows hold no log-probs of {name!r}; add it to Recipe.annotate")
+    raise ValueError(
+      f"the rows hold no log-probs of {name!r}: see Recipe.annotate and train.annotate"
+    )
   return rows.extras[f"{name}_logprobs"]
 
 

@@ -219,7 +219,8 @@ def parts_of(policy: Policy, split: shards.Split | None = None) -> Parts:
 
   With a split, rows, rule, prompts and state have the leading axis of `decode.shards`.
   """
-  model = _Model(policy.hidden, policy.logits, policy.init_cache, policy.vocab_size)
+  logits = shards.whole_inside(policy.logits) if split else policy.logits
+  model = _Model(policy.hidden, logits, policy.init_cache, policy.vocab_size)
   return _parts(model, split)
 
 

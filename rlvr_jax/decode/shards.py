@@ -107,6 +107,20 @@ def _lay(split: Split, tree):
   return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, KVCache))
 
 
+@functools.cache
+def whole_inside(function: Callable) -> Callable:
+  """The function with an array as its result that is whole on every device of a shard.
+
+  Drawing from logits that are spread over a vocabulary takes a dozen exchanges, among them permutations,
+  which on some platforms all shards would have to take part in.
+  """
+
+  def run(*args):
+    return jax.lax.with_sharding_constraint(function(*args), PartitionSpec())
+
+  return run
+
+
 def apart(split: Split, tree, num_rows: int):
   """[N,...] -> [D,N/D,...]; other arrays, as [] and [1,V], are repeated for each shard."""
 

@@ -31,7 +31,9 @@ _MAX_EXPONENT = 400
 _TOLERANCE = Fraction(1, 10**9)
 
 _BOX = re.compile(r"\\(?:boxed|fbox) ?(?:\{|(?= ?[^\s{}]))")
-_ANSWER_IS = re.compile(r"the\s+(?:final\s+|correct\s+)?answer\s+is|\banswer\**:", re.IGNORECASE)
+_ANSWER_IS = re.compile(
+  r"the\s+(?:final\s+|correct\s+)?answer\s+is\b(?!\s+not\b)|\banswer\**:", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
 _ASSIGNED = re.compile(r"^[a-z](?:_?[0-9a-z])?=(?!=)")
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity|\\infty|∞)", re.IGNORECASE)

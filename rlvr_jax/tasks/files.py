@@ -51,8 +51,8 @@ def files(
       {"openai/gsm8k": "text", "lighteval/MATH": "math"}.
     prompt_column: text, or a list of {role, content} that ends with the user's turn. None: the first
       of PROMPT_COLUMNS that a row has.
-    answer_column: text or a number; of a worked solution the final answer is taken
-      (`tasks.reader.answer`). None: the first of ANSWER_COLUMNS. With "code" the metadata columns
+    answer_column: text or a number; of a worked solution the final answer is taken (`reader.final`),
+      but not with "exact" and "code". None: the first of ANSWER_COLUMNS. With "code" the metadata columns
       `tests`, `entry_point` and `setup` decide, and an answer may be missing.
     source_column: None: `data_source` where there is one, else the source is "files".
     difficulty_column: a whole number, 1 or more; None: not known.
@@ -66,6 +66,8 @@ def files(
   made = style_of(files, style)
   prompt_columns = PROMPT_COLUMNS if prompt_column is None else (prompt_column,)
   answer_columns = ANSWER_COLUMNS if answer_column is None else (answer_column,)
+  if not isinstance(verifier, str | Mapping):
+    raise ValueError(f"verifier must be a name, or source -> name, not {verifier!r}")
   per_source = None if isinstance(verifier, str) else dict(verifier)
   names = [verifier] if isinstance(verifier, str) else list(verifier.values())
   functions = {name: resolve("verifier", name, VERIFIERS) for name in names}
@@ -83,14 +85,17 @@ def files(
     if name == "code" and not any(reader.has(row, column) for column in answer_columns):
       answer = ""
     else:
-      answer = reader.answer(row, *answer_columns)
+      answer = reader.answer(row, *answer_columns, worked=name not in ("code", "exact"))
       metadata.setdefault("solution", reader.column(row, *answer_columns))
+    difficulty = 0 if difficulty_column is None else reader.whole(row, difficulty_column)
+    if difficulty < 0:
+      raise ValueError(f"column {difficulty_column!r} is {difficulty}; difficulties are 1 or more")
     example = Example(
       prompt=_prompt(row, prompt_columns),
       answer=answer,
       source=source,
       metadata=metadata,
-      difficulty=0 if difficulty_column is None else reader.whole(row, difficulty_column),
+      difficulty=difficulty,
     )
     check_reference(name, example)
     return example

@@ -13,7 +13,9 @@ r"""Answers in LaTeX: expressions, tuples, intervals, sets, matrices, equations.
   "unparsable"             wrong: math-verify cannot read the answer
 
 A list without brackets is a set, whatever its order: `1, 2` is `\{2, 1\}`. `(1, 2)` is a pair and an
-open interval alike. Decimals that stand for an irrational number must agree to nine places.
+open interval alike. Decimals that stand for an irrational number must agree to nine places. The form
+of an answer is not looked at: `x^2-4` is right where `(x-2)(x+2)` was asked for. Without a mark all of
+the completion is the answer, unless the reference is a number.
 
 sympy can be made to work for ever by short texts. What is known to is refused above; the rest is
 for the time and memory limits of `VerifierPool`, which does not take this verifier without workers.

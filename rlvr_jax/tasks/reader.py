@@ -61,6 +61,8 @@ def read(
 
   if isinstance(evals, str):
     evals = {pathlib.Path(evals).stem: evals}
+  if evals is not None and not isinstance(evals, Mapping):
+    raise ValueError(f"evals must be a file or split, or name -> file or split, not {evals!r}")
   made = {name: load(place) for name, place in (evals or {}).items()}
   examples, held = hold_out([] if train is None else load(train), eval_fraction)
   if held and "heldout" in made:
@@ -98,7 +100,9 @@ def _jsonl_rows(path: pathlib.Path):
         continue
       try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-      except UnicodeDecodeError as error:
+        if rb"\u" in line:  # half of a surrogate pair is valid JSON, and no text
+          json.dumps(row, ensure_ascii=False).encode()
+      except UnicodeError as error:
         raise ValueError(f"{where}: not UTF-8: {error}") from error
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}; each line is one JSON object") from error
@@ -215,7 +219,7 @@ def _names(row: Row) -> list[str]:
   names = []
   for name, value in row.items():
     inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else []
-    names += inner or [name]
+    names += inner or [name if value is not None else f"{name} (null)"]
   return names
 
 
@@ -253,11 +257,11 @@ def _first(row: Row, names: tuple[str, ...]) -> str:
   return next(name for name in names if has(row, name))
 
 
-def answer(row: Row, *names: str) -> str:
-  r"""The reference answer in the first of the columns: text or a number.
+def answer(row: Row, *names: str, worked: bool = True) -> str:
+  """The reference answer in the first of the columns: text or a number.
 
-  Of a worked solution it is the final answer: what stands after the last `####`, else in the last
-  `\boxed`. Dollar signs around a whole answer are dropped.
+  Args:
+    worked: a text may be a worked solution: take its final answer (`final`).
   """
   value = column(row, *names)
   name = _first(row, names)
@@ -265,17 +269,22 @@ def answer(row: Row, *names: str) -> str:
     raise ValueError(f"column {name!r} is {value}: an answer must be finite")
   if isinstance(value, bool) or not isinstance(value, (str, int, float)):
     raise ValueError(f"column {name!r} is {value!r}: an answer must be text or a number")
-  found = final(value) if isinstance(value, str) else str(value)
+  found = str(value).strip()
+  if worked and isinstance(value, str):
+    found = final(value)
   if not found:
     raise ValueError(f"column {name!r} holds no answer: {str(value)[:100]!r}")
   return found
 
 
 def final(solution: str) -> str | None:
-  """The final answer of a worked solution, or all of a text without a mark; None: cut off."""
+  """The final answer of a worked solution, or all of a text without a mark; None: cut off.
+
+  It is what stands after the last `####`, else where `answers.extract` finds a completion's: a reference
+  that kept its mark could match none. Dollar signs around a whole answer are dropped.
+  """
   if "####" in solution:
     return solution.rpartition("####")[2].strip()
-  if r"\boxed" in solution or r"\fbox" in solution:
-    return extract(solution, bare="text")[0]
-  inner = re.fullmatch(r"\s*\$([^$]+)\$\s*", solution)
-  return (inner[1] if inner else solution).strip()
+  found, _ = extract(solution, bare="text")
+  inner = None if found is None else re.fullmatch(r"\$([^$]+)\$", found)
+  return inner[1].strip() if inner else found

@@ -151,8 +151,10 @@ def _entries(mixture) -> dict[str, dict[str, Any]]:
   """label -> {name, weight, args, difficulty}, in order."""
   if isinstance(mixture, Mapping):
     listed = [{"name": label, **entry, "label": label} for label, entry in mixture.items()]
-  else:
+  elif isinstance(mixture, Sequence) and all(isinstance(entry, Mapping) for entry in mixture):
     listed = [dict(entry) for entry in mixture]
+  else:
+    raise ValueError(f"mixture must be a list of {{name: ...}}, or label -> entry, not {mixture!r}")
   if not listed:
     raise ValueError("mixture is empty")
   entries: dict[str, dict[str, Any]] = {}

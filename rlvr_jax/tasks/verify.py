@@ -55,8 +55,9 @@ def check_reference(answer: str) -> None:
 
 
 def final_answer(example: Example, text: str) -> tuple[str | None, str]:
-  """`extract`, where an answer without a mark is a number if the reference is one."""
-  return extract(text, bare="text" if number(example.answer) is None else "number")
+  """`extract`, where an answer without a mark is a number if the reference is one, unit aside."""
+  reference = number(normalise(example.answer))
+  return extract(text, bare="text" if reference is None else "number")
 
 
 def verify(example: Example, text: str) -> Verdict:

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from rlvr_jax.core import hosts
 from rlvr_jax.core.table import unknown
 from rlvr_jax.core.types import Packed, Policy, Recipe, Rows
+from rlvr_jax.train import pack
 from rlvr_jax.train.learn import token_stats
 
 OLD = "old"  # the learner's own parameters, before the first update on the batch
@@ -19,16 +21,26 @@ class Model(NamedTuple):
   params: Any
 
 
-def make_annotate(policy: Policy, recipe: Recipe, models: Mapping[str, Model], *, lanes: int = 1):
-  """Builds annotate(params, rows, packed) -> rows with extras["<name>_logprobs"] for all the recipe asks.
+def make_annotate(
+  policy: Policy,
+  recipe: Recipe,
+  models: Mapping[str, Model],
+  *,
+  num_rows: int,
+  num_places: int,
+  bin_tokens: int = 0,
+  lanes: int = 1,
+  frozen=None,
+):
+  """Builds annotate(params, rows) -> rows with extras["<name>_logprobs"] for all the recipe asks.
 
-  They are float32 [N,T], at each row's own temperature, 0 where `packed` has nothing to read. After
-  them the objective's survey of the batch is taken. Without anything to do it hands the rows back.
+  They are float32 [N,T], of every token that may be trained, at each row's own temperature; 0 elsewhere.
+  After them the objective's survey of the batch is taken. With nothing to do it hands the rows back.
 
   Args:
     policy: the policy that is trained; `params` are its own.
     models: name -> Model, for every name but "old".
-    lanes: bins computed side by side.
+    num_rows, num_places, bin_tokens, lanes, frozen: as in `learn.make_learn`.
 
   Raises:
     ValueError: if the recipe asks for a model that is not there, or whose vocabulary is another one.
@@ -45,6 +57,7 @@ def make_annotate(policy: Policy, recipe: Recipe, models: Mapping[str, Model], *
       )
   policies = {name: policy if name == OLD else models[name].policy for name in recipe.annotate}
   survey = recipe.objective.survey or (lambda rows: rows)
+  sizes = pack.layout(num_rows, num_places, bin_tokens=bin_tokens)
 
   @jax.jit
   def run(params: dict[str, Any], rows: Rows, packed: Packed) -> Rows:
@@ -54,8 +67,13 @@ def make_annotate(policy: Policy, recipe: Recipe, models: Mapping[str, Model], *
     }
     return survey(rows.replace(extras=rows.extras | extras))
 
-  def annotate(params, rows: Rows, packed: Packed) -> Rows:
-    own = {name: models[name].params if name != OLD else params for name in policies}
-    return run(own, rows, packed)
+  def annotate(params, rows: Rows) -> Rows:
+    if not policies:
+      return rows
+    own = {**params, **frozen} if frozen else params
+    all_params = {name: own if name == OLD else models[name].params for name in policies}
+    tokens, wanted, temperature = hosts.host((rows.tokens, rows.loss_mask, rows.temperature))
+    packed, _ = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
+    return run(all_params, rows, packed)
 
   return annotate

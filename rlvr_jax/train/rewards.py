@@ -228,7 +228,7 @@ def _at(step: int, name: str, function: Callable[[], Any]) -> Any:
 def _checked(name: str, step: int, result: Any, num: int) -> np.ndarray:
   """float32 [num] of what a function returned; NaN for None."""
   wrong = f"reward {name!r} at step {step} must return {num} values, one a completion"
-  if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
+  if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__getitem__"):
     raise RewardError(f"{wrong}, not a {type(result).__name__}: {_short(result)}")
   if len(getattr(result, "shape", (num,))) != 1:
     raise RewardError(f"{wrong}, not an array of shape {tuple(result.shape)}")

@@ -175,7 +175,7 @@ def test_logits_stay_on_the_devices_that_made_them():
   packed, _ = pack.pack(rows.tokens, nothing, np.ones(16), learn.sizes, lanes=placement.lanes)
   prepared = jax.eval_shape(learn.parts["prepare"], learner, rows, jax.random.key(0))
   update = learn.parts["update"].lower(
-    learner, rows, packed, prepared, Tally(zeros, zeros, zeros, zeros), zeros[0], jnp.asarray(True)
+    learner, {}, rows, packed, prepared, Tally(*[zeros] * 4), zeros[0], jnp.asarray(True)
   )
   kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
   moved = []

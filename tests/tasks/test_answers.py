@@ -134,6 +134,10 @@ COMPLETIONS = [
   ("Final answer: 4\n\n7", "4", True),
   ("My answers: 7 and 4", "4", True),
   ("The answer is Tuesday.", "Tuesday", True),
+  ("The answer isn't 5. It is 4", "4", True),
+  ("The answer is not 5. It is 4", "4", True),
+  ("There are 180 degrees in it.", r"180^\circ", True),  # a unit of the reference may be left out
+  ("I counted 18 of them", "18 dollars", True),
   ("Tuesday.", "tuesday", True),
   ("#### Reasoning\nso 4", "4", True),  # a heading holds no number and is passed over
   ("#### 4 apples", "4", True),
@@ -164,7 +168,7 @@ COMPLETIONS = [
 
 
 @pytest.mark.parametrize(("text", "reference", "correct"), COMPLETIONS)
-def test_completions_are_scored_as_stated(text, reference, correct):
+def test_t48_completions_are_scored_as_stated(text, reference, correct):
   assert verify(Example("q", reference, "s"), text).correct == float(correct)
 
 

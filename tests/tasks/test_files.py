@@ -135,6 +135,26 @@ def test_rows_that_cannot_be_used_are_refused_when_loaded(tmp_path, row, verifie
     build("task", "jsonl", TASKS, {"train": path, "verifier": verifier})
 
 
+def test_exact_references_are_not_taken_for_worked_solutions(tmp_path):
+  path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "answer": "#### 4 "}])
+  (worked,) = build("task", "jsonl", TASKS, {"train": path}).train
+  (exact,) = build("task", "jsonl", TASKS, {"train": path, "verifier": "exact"}).train
+  assert (worked.answer, exact.answer) == ("4", "#### 4")
+
+
+@pytest.mark.parametrize(
+  ("args", "match"),
+  [
+    ({"difficulty_column": "level"}, r"a.jsonl:1: column 'level' is -1; difficulties are 1"),
+    ({"verifier": 5}, "verifier must be a name, or source -> name, not 5"),
+  ],
+)
+def test_arguments_that_cannot_be(tmp_path, args, match):
+  path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "answer": "1", "level": -1}])
+  with pytest.raises(ValueError, match=match):
+    build("task", "jsonl", TASKS, {"train": path} | args)
+
+
 def test_held_out_by_content_and_overlap_refused(tmp_path):
   rows = [{"prompt": f"q{i}", "answer": str(i)} for i in range(200)]
   path = jsonl(tmp_path / "a.jsonl", rows + rows[:50])  # repeats go with their twin

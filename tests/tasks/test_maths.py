@@ -1,10 +1,12 @@
+import json
+import pathlib
 import threading
 
 import pytest
 
 from rlvr_jax.core.records import Example
 from rlvr_jax.tasks import maths
-from rlvr_jax.tasks.verify import VerifierPool
+from rlvr_jax.tasks.verify import VerifierPool, verify
 
 pytest.importorskip("math_verify", reason="needs the math extra: pip install -e .[math]")
 
@@ -76,7 +78,7 @@ def test_answers_are_judged_as_stated(reference, answer, rule, correct):
   assert verdict.parsed == answer
 
 
-def test_the_thread_does_not_matter():
+def test_t49_the_thread_does_not_matter():
   rows = ANSWERS[3:8]
   found = []
   thread = threading.Thread(target=lambda: found.extend(judge(*row[:2]) for row in rows))
@@ -85,7 +87,7 @@ def test_the_thread_does_not_matter():
   assert found == [judge(*row[:2]) for row in rows]
 
 
-def test_what_sympy_never_finishes_costs_its_own_time_only():
+def test_t50_what_sympy_never_finishes_costs_its_own_time_only():
   # 9999 to the power of 10^12: no part of it looks large.
   endless = "((9999^{9999})^{9999})^{9999}"
   texts = [r"\boxed{x+x}", rf"\boxed{{{endless}}}", r"\boxed{x+x}"]
@@ -121,6 +123,21 @@ def test_unparsable_references_are_found():
     maths.check_reference(5)
   with pytest.raises(ValueError, match="cannot be read"):
     judge(r"\frac{1}{2", "x")
+
+
+REAL = pathlib.Path(__file__).parent / "data" / "real_completions.jsonl"
+
+
+@pytest.mark.parametrize("line", REAL.read_text(encoding="utf-8").splitlines())
+def test_completions_of_a_real_model_are_judged_as_by_hand(line):
+  # Written by SmolLM2-135M-Instruct; "read" and "hand" are what a person reads and says. Where a stated
+  # policy has it otherwise, "policy" names it: the form of an answer is not looked at, and an answer that
+  # is no number wants a mark.
+  row = json.loads(line)
+  judge = {"math": maths.verify, "text": verify}[row["verifier"]]
+  verdict = judge(Example(row["question"], row["answer"], "s"), row["completion"])
+  assert verdict.correct == (row["hand"] if "policy" not in row else 1 - row["hand"])
+  assert verdict.parsed == (row["completion"].strip() if row["read"] == "all of it" else row["read"])
 
 
 def test_missing_package_is_named(monkeypatch):

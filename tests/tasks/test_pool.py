@@ -75,7 +75,7 @@ def test_what_goes_wrong_costs_its_own_item_and_is_counted(pool):
 
 
 @pytest.mark.parametrize("order", ["power", "backtrack"])
-def test_hung_c_code_is_killed_in_time(pool, order):
+def test_t50_hung_c_code_is_killed_in_time(pool, order):
   run(pool, ["right"])  # so that the start of a process is not in the measured time
   start = time.monotonic()
   verdicts = run(pool, ["right", order, "right"])
@@ -134,7 +134,7 @@ def test_text_that_is_no_unicode_is_judged_like_any_other(pool):
   assert [v.parsed for v in verdicts] == texts
 
 
-def test_scores_are_the_same_from_other_threads(pool):
+def test_t49_scores_are_the_same_from_other_threads(pool):
   texts = [["right", "wrong", f"{n}"] * 20 for n in range(4)]
   here = [outcomes(run(pool, t)) for t in texts]
   there = [None] * 4

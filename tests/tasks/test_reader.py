@@ -33,8 +33,9 @@ def test_rows_of_jsonl_keep_their_line_numbers(tmp_path):
     ("[1, 2]", r"a.jsonl:2: a list, not a JSON object"),
     ("[" * 100_000, r"a.jsonl:2: not JSON"),
     (b'{"q": "\xff"}', r"a.jsonl:2: not UTF-8"),
+    (r'{"q": "\ud800", "a": "1"}', r"a.jsonl:2: not UTF-8"),
     ('{"q": "x"}', r"a.jsonl:2: no column 'a'; there are: q"),
-    ('{"q": "x", "a": null}', r"a.jsonl:2: no column 'a'"),
+    ('{"q": "x", "a": null}', r"a.jsonl:2: no column 'a'; there are: q, a \(null\)"),
     ('{"a": "x", "b": {"c": 1, "d": 2}}', r"a.jsonl:2: no column 'q'; there are: a, b.c, b.d"),
     ('{"q": " ", "a": "1"}', r"a.jsonl:2: column 'q' is empty"),
     ('{"q": 3, "a": "1"}', r"a.jsonl:2: column 'q' is 3, not text"),
@@ -92,6 +93,8 @@ def test_sets_and_their_names(tmp_path):
   assert sorted(e.prompt for e in rest + evals["heldout"]) == sorted(f"q{i}" for i in range(400))
   with pytest.raises(ValueError, match='"heldout"; call the one in evals otherwise'):
     reader.read(parse, train=train, evals={"heldout": test}, eval_fraction=0.5)
+  with pytest.raises(ValueError, match="evals must be a file"):
+    reader.read(parse, train=train, evals=[test])
   with pytest.raises(ValueError, match="eval_fraction"):
     reader.read(parse, train=train, evals=None, eval_fraction=1.0)
 
@@ -108,6 +111,10 @@ def test_sets_and_their_names(tmp_path):
     (r"so $\boxed 7$", "7"),
     (r"so \fbox{x+1}", "x+1"),
     (r"cut \boxed{1", None),
+    ("<think>It is 3.</think><answer> 4 </answer>", "4"),
+    ("Twice two. The answer is $4$.", "4"),
+    ("<answer>4", None),
+    ("in New York", "in New York"),
   ],
 )
 def test_final_answers_of_solutions(solution, answer):

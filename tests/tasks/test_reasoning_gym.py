@@ -144,6 +144,7 @@ def test_errors_name_what_is_close():
   refused("'seed' is set by the task", mixture=[{"name": "chain_sum", "args": {"seed": 1}}])
   refused("two mixture entries", mixture=[{"name": "gcd"}, {"name": "gcd"}])
   refused("has no name", mixture=[{"weight": 1}])
+  refused("must be a list of {name", mixture=["gcd"])
   refused("weights must be positive", mixture=[{"name": "gcd", "weight": 0}])
   refused("score must be", score="exact")
   refused('use score="native"', mixture=[{"name": "graph_color"}], eval_size=0)

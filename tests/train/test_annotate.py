@@ -10,7 +10,6 @@ from rlvr_jax.core.types import Learner, Tally
 from rlvr_jax.keep import weigh
 from rlvr_jax.objective import aggregate, anchors, bounds, kl, ratio, scopes
 from rlvr_jax.recipes.grpo import grpo
-from rlvr_jax.train import pack
 from rlvr_jax.train.annotate import Model, make_annotate
 from rlvr_jax.train.learn import make_learn
 from tests import toy
@@ -41,12 +40,12 @@ def learner(recipe, optimizer):
 def step(recipe, rows, models=None):
   """(updated table, metrics, booked) after one update by plain descent."""
   optimizer = optax.sgd(1.0)
-  annotate = make_annotate(POLICY, recipe, models or {})
-  learn = make_learn(POLICY, recipe, optimizer, **SIZES, annotate=annotate)
+  annotate = make_annotate(POLICY, recipe, models or {}, num_rows=N, num_places=T)
+  learn = make_learn(POLICY, recipe, optimizer, **SIZES)
   z = jnp.zeros(N, jnp.float32)
   tally = Tally(z, z, jnp.zeros(N, jnp.int32), jnp.zeros(N, jnp.int32))
   new, metrics, booked = learn(
-    learner(recipe, optimizer), rows, tally, jnp.int32(0), jax.random.key(0)
+    learner(recipe, optimizer), annotate(OWN, rows), tally, jnp.int32(0), jax.random.key(0)
   )
   return np.asarray(new.params["table"]), metrics, booked
 
@@ -55,10 +54,8 @@ def test_log_probs_and_the_survey_of_the_batch():
   rows = batch()
   sat = ratio.surrogate(bounds=bounds.sat(quantile=1.0))
   recipe = grpo()._replace(objective=sat, annotate=("old", "teacher"))
-  annotate = make_annotate(POLICY, recipe, {"teacher": Model(POLICY, OTHER)})
-  sizes = pack.layout(N, T)
-  packed, _ = pack.pack(rows.tokens, rows.loss_mask, rows.temperature, sizes)
-  out = annotate(OWN, rows, packed)
+  teacher = {"teacher": Model(POLICY, OTHER)}
+  out = make_annotate(POLICY, recipe, teacher, num_rows=N, num_places=T)(OWN, rows)
   for name, params in (("old", OWN), ("teacher", OTHER)):
     expect = np.where(rows.loss_mask, toy.logprobs(params, rows.tokens), 0)
     np.testing.assert_allclose(out.extras[f"{name}_logprobs"], expect, atol=1e-5)
@@ -69,12 +66,12 @@ def test_log_probs_and_the_survey_of_the_batch():
 def test_a_model_that_is_not_there():
   recipe = grpo()._replace(annotate=("teacher",))
   with pytest.raises(ValueError, match="unknown model that the recipe annotates with 'teacher'"):
-    make_annotate(POLICY, recipe, {"teachre": Model(POLICY, OTHER)})
+    make_annotate(POLICY, recipe, {"teachre": Model(POLICY, OTHER)}, num_rows=N, num_places=T)
   wide = toy.table_policy(VOCAB + 1, T)
   with pytest.raises(ValueError, match="vocabulary of 5 tokens, the policy one of 4"):
-    make_annotate(POLICY, recipe, {"teacher": Model(wide, OTHER)})
-  with pytest.raises(ValueError, match="the recipe annotates with"):
-    make_learn(POLICY, recipe, optax.sgd(1.0), **SIZES)
+    make_annotate(POLICY, recipe, {"teacher": Model(wide, OTHER)}, num_rows=N, num_places=T)
+  rows = batch()
+  assert make_annotate(POLICY, grpo(), {}, num_rows=N, num_places=T)(OWN, rows) is rows
 
 
 def by_hand(objective, rows, advantage, weight, combine):

@@ -537,7 +537,7 @@ def _memory(policy, bin_tokens=0):
   packed, _ = pack.pack(rows.tokens, np.zeros((N, T), bool), rows.temperature, learn.sizes)
   tally = Tally(*[jnp.zeros(PROMPTS, jnp.float32)] * 4)
   update = learn.parts["update"].lower(
-    learner, rows, packed, prepared, tally, count, jnp.asarray(True)
+    learner, {}, rows, packed, prepared, tally, count, jnp.asarray(True)
   )
   size = sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(params))
   return update.compile().memory_analysis(), size

@@ -145,6 +145,7 @@ def test_t17_values(returned, expected):
     ("111", "not a str"),
     ({"a": 1, "b": 2, "c": 3}, "not a dict"),
     ((x for x in (1, 2, 3)), "not a generator"),
+    ({1, 2, 3}, "not a set"),
     (np.ones((3, 1)), r"not an array of shape \(3, 1\)"),
     (np.float32(1), r"not a float32|not an array of shape \(\)"),
     ([[1.0], [2.0], [3.0]], "value 0 is a list"),
