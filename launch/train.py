@@ -21,7 +21,7 @@ from rlvr_jax.core import table
 
 _CONFIG = flags.DEFINE_string("config", None, "Python file with get_config() -> Config.")
 _SET = flags.DEFINE_multi_string(
-  "set", [], "key=value, e.g. recipe_args.clip_high=0.28; repeatable."
+  "set", [], "key=value, e.g. recipe_args.clip_high=0.28, recipe.advantage=rloo; repeatable."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; a second start resumes it.")
 _SHORT = {
@@ -90,17 +90,18 @@ def _run(config, workdir):
   from launch import meshes
   from rlvr_jax.core import hosts
   from rlvr_jax.models.load import export_policy, load_policy
-  from rlvr_jax.recipes import RECIPES
+  from rlvr_jax.recipes.compose import compose
   from rlvr_jax.reward import REWARDS, outcome
   from rlvr_jax.reward.weighted import weighted
   from rlvr_jax.tasks import TASKS
   from rlvr_jax.train import config as configs
   from rlvr_jax.train import loop, plots
+  from rlvr_jax.train.annotate import Model
   from rlvr_jax.train.checkpoint import Checkpointer
   from rlvr_jax.train.rewards import reward_functions
 
   placed = meshes.place(config.mesh)
-  recipe = table.build("recipe", config.recipe, RECIPES, config.recipe_args)
+  recipe = compose(config.recipe, config.recipe_args, config.slots)
   rewards = reward_functions(config.rewards, REWARDS)
   if any(function.weight for function in rewards):  # else they are only looked at
     if getattr(recipe.reward, "__module__", None) != outcome.__name__:
@@ -108,22 +109,32 @@ def _run(config, workdir):
     recipe = recipe._replace(reward=weighted(**{f.name: f.weight for f in rewards}))
   task = table.build("task", config.task, TASKS, config.task_args)
   began = time.perf_counter()
-  loaded = load_policy(
-    config.policy,
-    dtype=config.dtype,
-    param_dtype=config.param_dtype,
-    remat=config.remat,
-    cache_dtype=config.cache_dtype or None,
-    seed=config.seed,
-    tokenizer=task.tokenizer,
-    place=placed.leaf,
-  )
+
+  def load(name):
+    return load_policy(
+      name,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      remat=config.remat,
+      cache_dtype=config.cache_dtype or None,
+      seed=config.seed,
+      tokenizer=task.tokenizer,
+      place=placed.leaf,
+    )
+
+  loaded = load(config.policy)
+  others = {name: load(path) for name, path in config.models.items() if name in recipe.annotate}
+  unused = sorted(set(config.models) - set(others))
+  if unused:
+    raise ValueError(f"models: nothing reads {unused}; the recipe asks for {list(recipe.annotate)}")
   workdir = hosts.first(lambda: configs.claim_workdir(workdir, config))
   print(configs.to_json(config))
   print(f"loaded {config.policy} in {time.perf_counter() - began:.1f} s")
   with Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints:
     fresh = checkpoints.latest() is None
-  if config.warm_start_steps and fresh:
+  # A resumed run that needs its reference warms up again: the reference is where the run began.
+  began_here = "reference" in recipe.annotate and "reference" not in others
+  if config.warm_start_steps and (fresh or began_here):
     loaded = loaded._replace(params=_warm_start(config, loaded, recipe, task))
   params, loaded = [loaded.params], loaded._replace(params=None)
   outcome = loop.train(
@@ -135,6 +146,7 @@ def _run(config, workdir):
     task,
     workdir,
     rewards=rewards,
+    models={name: Model(one.policy, one.params) for name, one in others.items()},
     placement=placed.placement,
   )
   if hosts.is_first() and configs.METRICS_FILE in os.listdir(workdir):

@@ -5,15 +5,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from rlvr_jax.core import ledger
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import PromptTable, Recipe, RunState
+from rlvr_jax.train.annotate import Model, make_annotate
 from rlvr_jax.train.collect import make_collect
 from rlvr_jax.train.critic import attach, make_baseline
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import CompileCounter
+from rlvr_jax.train.optimizers import adam, scaled, with_rate
 from rlvr_jax.train.state import init_state
 from tests import toy
 
@@ -58,7 +59,7 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
     length=jnp.array([2, 2, 1, 2, 2, 1], jnp.int32),
     source=jnp.zeros(NUM_PROMPTS, jnp.int32),
   )
-  optimizer = optax.adam(rate)
+  optimizer = with_rate(scaled(adam(b2=0.999), recipe.step_scale), rate)
   sizes = {"num_prompts": NUM_PROMPTS}
   collect = make_collect(
     policy, recipe, table, verify, lambda ids: "".join(map(str, ids)),
@@ -75,6 +76,8 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
     )
     state = state.replace(baseline=baseline.init(state.learner.params))
   learn = attach(learn, baseline)
+  models = _models(policy, recipe, seed)
+  annotate = make_annotate(policy, recipe, models, num_rows=BUDGET, num_places=collect.num_places)
   start, out = jax.device_get(state), []
   with CompileCounter() as compiled:
     for _ in range(steps):
@@ -84,13 +87,21 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
       )
       key = jax.random.wrap_key_data(collector.key)
       learner, credit, learned, booked = learn(
-        learner, state.baseline, batch.rows, batch.tally, collector.epoch, key
-      )
+        learner, state.baseline, annotate(learner.params, batch.rows), batch.tally,
+        collector.epoch, key,
+      )  # fmt: skip
       books = ledger.book(books, booked)
       state = state.replace(learner=learner, collector=collector, ledger=books, baseline=credit)
       rows, tally = jax.device_get((batch.rows, batch.tally))
       out.append(Step(rows, tally, batch.metrics | learned, books, compiled.count))
   return Run(start, jax.device_get(state), out)
+
+
+def _models(policy, recipe, seed):
+  """The teacher likes the right answer; all other models are the policy before the first update."""
+  start = policy.init(jax.random.key(seed))
+  teacher = {"table": start["table"].at[..., 0].add(2.0)}
+  return {name: Model(policy, teacher if name == "teacher" else start) for name in recipe.annotate}
 
 
 def booked(run: Run, entry: str) -> list[int]:

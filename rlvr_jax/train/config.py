@@ -60,6 +60,8 @@ class Config:
   task_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the task's factory
   recipe: str = "grpo"  # name in recipes.RECIPES
   recipe_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the recipe's factory
+  slots: dict[str, Any] = dataclasses.field(default_factory=dict)  # slot -> what fills it instead
+  models: dict[str, Any] = dataclasses.field(default_factory=dict)  # other policies: name -> path
   # Reward functions: "module:function" or a name in reward.REWARDS -> weight, or {"weight": weight, and
   # arguments of the function}. Those of weight 0 are looked at, and no more.
   rewards: dict[str, Any] = dataclasses.field(default_factory=dict)  # none: the verdict rules
@@ -82,10 +84,12 @@ class Config:
   learning_rate: float = 2e-5  # peak, > 0
   warmup_steps: int = 0  # steps of linear warm-up, >= 0
   schedule: str = "constant"  # after the warm-up: constant, or cosine or linear down to 0
-  weight_decay: float = 0.0  # decoupled (AdamW), >= 0
-  adam_b1: float = 0.9  # decay of the first moment, in [0, 1)
-  adam_b2: float = 0.99  # decay of the second moment, in [0, 1); a memory of 100 steps
-  adam_eps: float = 1e-8  # added to the root of the second moment, > 0
+  optimizer: str = "adamw"  # name in train.optimizers.OPTIMIZERS
+  optimizer_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its factory
+  weight_decay: float = 0.0  # decoupled, >= 0
+  adam_b1: float = 0.9  # of adamw: decay of the first moment, in [0, 1)
+  adam_b2: float = 0.99  # of adamw: decay of the second moment, in [0, 1); a memory of 100 steps
+  adam_eps: float = 1e-8  # of adamw: added to the root of the second moment, > 0
   max_grad_norm: float = 1.0  # gradients of a larger global norm are scaled down to it, > 0
   max_bad_steps: int = 3  # stop after this many updates in a row that are not finite, >= 1
 
@@ -148,7 +152,7 @@ def validate(config: Config) -> None:
       if not ok(value):
         raise ValueError(f"{name} = {value!r} is out of range; it must be {allowed}")
 
-  check("policy task recipe mesh", "a name", bool)
+  check("policy task recipe optimizer mesh", "a name", bool)
   check("dtype param_dtype", f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES)
   check(
     "cache_dtype", f"one of {', '.join(CACHE_DTYPES)}, or empty", lambda v: v in ("", *CACHE_DTYPES)
@@ -205,6 +209,9 @@ def validate(config: Config) -> None:
     lambda v: not v or (config.candidates and all(_is_number(w) and w > 0 for w in v.values())),
   )
   check("budget", f">= prompts = {config.prompts}", lambda v: v >= config.prompts)
+  check(
+    "slots models", "names of text", lambda v: all(isinstance(x, str) and x for x in v.values())
+  )
   for name, value in config.rewards.items():
     weight = value.get("weight") if isinstance(value, dict) else value
     if not _is_number(weight):
@@ -287,6 +294,8 @@ def load_config(path: str | os.PathLike) -> Config:
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
   """A copy of `config` with each "key=value" applied, left to right.
 
+  "recipe.<slot>=..." fills a slot of the recipe: it is "slots.<slot>=...".
+
   A key is a field, or a path into a dict or list below one: "recipe_args.clip=0.1",
   "task_args.mixture.0.weight=2". The last name of a path may be new in a dict, since only the
   factory that takes the arguments knows them all. Values are read by the type of the field; below a
@@ -303,6 +312,7 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     if not equals:
       raise ValueError(f"override {override!r} is not of the form key=value")
     field, *path = key.split(".")
+    field = "slots" if field == "recipe" and path else field
     if field not in FIELDS:
       raise unknown("config key", field, FIELDS)
     if not path:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rlvr_jax.core import groups, hosts, keys, masked
+from rlvr_jax.core import groups, hosts, keys, masked, traits
 from rlvr_jax.core.types import Feedback, Learner, Packed, Policy, Recipe, Rows, Spans, TokenStats
 from rlvr_jax.decode import logits as law
 from rlvr_jax.train import pack
@@ -163,7 +163,7 @@ def loss_and_grads(
   """The loss of the batch, its gradient with respect to `params` alone, and TokenStats on the way.
 
   Returns:
-    loss float32 [], grads like params (float32), stats, seen: the rows the model was run for.
+    loss float32 [], grads like params (float32), stats, seen: the rows and tokens the model was run for.
   """
   _, denominator = recipe.aggregate(prepared.advantage, prepared.weight, rows)
   scale = 1.0 / jnp.maximum(denominator, 1e-8)
@@ -172,11 +172,12 @@ def loss_and_grads(
   def bin_loss(params, first):
     here = (packed.row_bin >= first) & (packed.row_bin < first + lanes)
     mine = rows.replace(valid=rows.valid & here)
+    read = mine.replace(response_mask=prepared.wanted)
     stats = bin_stats(
       policy, {**params, **frozen} if frozen else params, packed, first, lanes, entropy=entropy,
       read_tokens=read_tokens, constrain=constrain,
     )  # fmt: skip
-    loss, _ = recipe.objective.loss(stats, mine, prepared.advantage, knobs)
+    loss, _ = recipe.objective.loss(stats, read, prepared.advantage, knobs)
     numerator, _ = recipe.aggregate(loss, prepared.weight, mine)
     return numerator * scale, stats
 
@@ -190,7 +191,7 @@ def loss_and_grads(
   none = _nothing(rows.tokens.shape, entropy)
   start = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), zeros, none
   _, loss, grads, stats = jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)
-  seen = rows.replace(valid=rows.valid & (packed.row_bin >= 0))
+  seen = rows.replace(valid=rows.valid & (packed.row_bin >= 0), response_mask=prepared.wanted)
   return loss, grads, stats, seen
 
 
@@ -220,9 +221,13 @@ def make_learn(
     constrain: lays arrays of rows, or of lanes, over the devices inside jitted functions.
     frozen: dict of params that the policy reads beside the learner's and that nothing trains.
 
+  Raises:
+    ValueError: if the pieces of the recipe do not go together, see core.traits.check.
+
   An update whose loss or gradient is not finite is not applied: parameters and optimizer state stay as
   they are, `skipped` counts it, and the step goes on.
   """
+  traits.check(recipe)
   sizes = pack.layout(num_rows, num_places, bin_tokens=bin_tokens)
   # XLA's CPU default starts whatever it can, and so holds all gradients and recomputed layers at once.
   scheduler = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
@@ -237,9 +242,8 @@ def make_learn(
     weight = jax.lax.stop_gradient(recipe.weigh(stream, rows, advantage, knobs))
     counts = rows.loss_mask & (weight != 0)
     matters = advantage != 0 if recipe.objective.needs_advantage else jnp.ones_like(counts)
-    # A row is run whole or not at all: a ratio of sequences needs every token.
-    runs = (counts & matters).any(1)
-    return Prepared(advantage, weight, rows.loss_mask & runs[:, None])
+    wanted = rows.loss_mask & _read_by(counts & matters, recipe.objective.reads)
+    return Prepared(advantage, weight, wanted)
 
   @functools.partial(jax.jit, donate_argnums=0, compiler_options=compiler_options)
   def update(
@@ -307,6 +311,15 @@ def make_learn(
   learn.parts = {"prepare": prepare, "update": update}
   learn.sizes = sizes
   return learn
+
+
+def _read_by(tokens, reads: str):
+  """bool [N,T]: what the losses of `tokens` read of their rows; see Objective.reads."""
+  if reads == "token":
+    return tokens
+  if reads == "prefix":
+    return jnp.flip(jnp.cumsum(jnp.flip(tokens, 1), 1), 1) > 0
+  return tokens.any(1)[:, None] & jnp.ones_like(tokens)
 
 
 def _apply(optimizer, grads, learner, finite):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.core import hosts, ledger
@@ -18,6 +19,7 @@ from rlvr_jax.core.types import Params, Policy, PromptTable, Recipe, RunState
 from rlvr_jax.decode.stops import Stops, stops
 from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
+from rlvr_jax.train.annotate import Model, make_annotate
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import Batch, make_collect
 from rlvr_jax.train.config import METRICS_FILE, Config, to_json
@@ -112,12 +114,16 @@ def train(
   workdir: str | os.PathLike,
   *,
   rewards: Sequence[RewardFunction] = (),
+  models: Mapping[str, Model] | None = None,
   placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
 ) -> Outcome:
   """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
 
   The parameters are taken over, not copied: see train.state.init_state. What `rewards` say is in
   rows.extras["reward/<name>"], for the recipe's reward to read.
+
+  Args:
+    models: the policies that the recipe annotates with; "reference" is `params` unless it is given.
 
   Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
   parameters before its update scored; the last object holds the final evaluation), checkpoints/, and
@@ -132,7 +138,7 @@ def train(
   started = time.perf_counter()
   prompts, *held = _prompt_sets(tokenizer, task, config)
   schedule = make_schedule(config, recipe.updates)
-  optimizer = make_optimizer(config, schedule)
+  optimizer = make_optimizer(config, schedule, recipe.step_scale)
   num_prompts = len(prompts.examples)
   forms = make_forms(config, policy, params)
   del params  # taken over
@@ -190,6 +196,20 @@ def train(
       state = state.replace(baseline=baseline.init(state.learner.params))
     state = state.replace(offered=None if offer is None else offer.position)
     state = placement.state(state, forms.learner)
+    models = dict(models or {})
+    if "reference" in recipe.annotate and "reference" not in models:
+      start_params = jax.tree.map(jnp.copy, forms.merged(state.learner.params))
+      models["reference"] = Model(policy, start_params)
+    annotate = make_annotate(
+      forms.learner,
+      recipe,
+      models,
+      num_rows=config.budget,
+      num_places=collect.num_places,
+      bin_tokens=config.bin_tokens,
+      lanes=placement.lanes,
+      frozen=forms.frozen,
+    )
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
       print(f"resumed from step {int(state.learner.step)}")
@@ -217,8 +237,9 @@ def train(
         )
         tick = time.perf_counter()
         key = jax.random.wrap_key_data(collector.key)
+        rows = annotate(learner.params, batch.rows)
         learner, credit, learned, booked = learn(
-          learner, state.baseline, batch.rows, batch.tally, collector.epoch, key
+          learner, state.baseline, rows, batch.tally, collector.epoch, key
         )
         seconds |= spent | {"learn": time.perf_counter() - tick}
         # A row whose logits are not finite has no tokens, so that the loss never hears of it.

@@ -57,6 +57,8 @@ METRICS = (
   Metric("policy/kl_old", "nats", "KL from the policy before the update, mean over tokens"),
   Metric("policy/clip_frac_low", "fraction", "tokens whose ratio was clipped from below"),
   Metric("policy/clip_frac_high", "fraction", "tokens whose ratio was clipped from above"),
+  Metric("policy/vetoed_frac", "fraction", "tokens whose loss a veto or a capped weight dropped"),
+  Metric("policy/kl_ref", "nats", "k3 estimate of the KL to the reference, mean over tokens"),
   Metric("policy/ratio_max", "ratio", "largest ratio of new to behaviour probability"),
   Metric("policy/grad_norm", "", "global norm of the gradient before it is limited"),
   Metric("policy/lr", "", "learning rate"),

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rlvr_jax.core import ledger
+from rlvr_jax.core import ledger, table
 from rlvr_jax.core.types import Collector, Learner, Params, Recipe, RunState
 from rlvr_jax.models.lora import fingerprint
 from rlvr_jax.train.config import Config
+from rlvr_jax.train.optimizers import OPTIMIZERS, scaled, with_rate
 
 
 def make_schedule(config: Config, updates: int) -> optax.Schedule:
@@ -32,20 +33,23 @@ def make_schedule(config: Config, updates: int) -> optax.Schedule:
   return optax.join_schedules([ramp, after], [warmup]) if warmup else after
 
 
-def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """AdamW at the schedule's rate, after gradients are clipped by their global norm.
+def make_optimizer(
+  config: Config, schedule: optax.Schedule, step_scale=None
+) -> optax.GradientTransformation:
+  """The config's optimizer at the schedule's rate, after gradients are clipped by their global norm.
 
   Parameters of fewer than 32 bits have their master weights and moments in the state, in float32.
+
+  Args:
+    step_scale: see Recipe.step_scale.
   """
+  args = config.optimizer_args
+  if config.optimizer == "adamw":
+    args = {"b1": config.adam_b1, "b2": config.adam_b2, "eps": config.adam_eps} | args
+  direction = table.build("optimizer", config.optimizer, OPTIMIZERS, args)
   optimizer = optax.chain(
     optax.clip_by_global_norm(config.max_grad_norm),
-    optax.adamw(
-      schedule,
-      b1=config.adam_b1,
-      b2=config.adam_b2,
-      eps=config.adam_eps,
-      weight_decay=config.weight_decay,
-    ),
+    with_rate(scaled(direction, step_scale), schedule, weight_decay=config.weight_decay),
   )
   return optimizer if config.param_dtype == "float32" else with_master_weights(optimizer)
 

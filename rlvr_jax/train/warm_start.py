@@ -31,7 +31,7 @@ def warm_start(
   """Parameters after `steps` Adam updates on batches of demonstrations.
 
   Args:
-    recipe: its aggregate and controllers are used; the objective is the likelihood.
+    recipe: its controllers are used; the objective is the likelihood of every token.
     demonstrations: (prompt ids, response ids, the end token included).
     rows: demonstrations in a batch.
 
@@ -40,7 +40,13 @@ def warm_start(
   """
   places = max(len(prompt) + len(answer) for prompt, answer in demonstrations)
   optimizer = optax.adam(learning_rate)
-  supervised = recipe._replace(objective=likelihood(), updates=1)
+  supervised = recipe._replace(
+    advantage=lambda rows: jnp.zeros(rows.tokens.shape, jnp.float32),
+    weigh=lambda key, rows, advantage, knobs: rows.loss_mask.astype(jnp.float32),
+    objective=likelihood(),
+    annotate=(),
+    updates=1,
+  )
   learn = make_learn(policy, supervised, optimizer, num_rows=rows, num_places=places, num_prompts=1)
   learner = Learner(
     params=jax.tree.map(lambda p: jnp.array(p, copy=True), params),

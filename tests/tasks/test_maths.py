@@ -126,16 +126,16 @@ def test_unparsable_references_are_found():
 
 
 REAL = pathlib.Path(__file__).parent / "data" / "real_completions.jsonl"
+ROWS = [json.loads(line) for line in REAL.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("line", REAL.read_text(encoding="utf-8").splitlines())
-def test_completions_of_a_real_model_are_judged_as_by_hand(line):
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_completions_of_a_real_model_are_judged_as_by_hand(row):
   # Written by SmolLM2-135M-Instruct; "read" and "hand" are what a person reads and says. Where a stated
   # policy has it otherwise, "policy" names it: the form of an answer is not looked at, and an answer that
   # is no number wants a mark.
-  row = json.loads(line)
-  judge = {"math": maths.verify, "text": verify}[row["verifier"]]
-  verdict = judge(Example(row["question"], row["answer"], "s"), row["completion"])
+  verifier = {"math": maths.verify, "text": verify}[row["verifier"]]
+  verdict = verifier(Example(row["question"], row["answer"], "s"), row["completion"])
   assert verdict.correct == (row["hand"] if "policy" not in row else 1 - row["hand"])
   assert verdict.parsed == (row["completion"].strip() if row["read"] == "all of it" else row["read"])
 
