@@ -20,17 +20,21 @@ import time
 
 from absl import app, flags, logging
 
-_POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
-_PROMPTS = flags.DEFINE_integer("prompts", 4, "Prompts of a call.")
-_GROUP = flags.DEFINE_integer("group", 8, "Rollouts of each prompt.")
-_NEW = flags.DEFINE_integer("new_tokens", 64, "Tokens of each response, exactly; no early end.")
-_LENGTHS = flags.DEFINE_string("lengths", None, "lognormal:mean=M,max=X instead of --new_tokens.")
-_SLOTS = flags.DEFINE_integer("slots", 0, "Rows decoded at a time; 0: all.")
-_TASK = flags.DEFINE_string("generator", "gsm_symbolic", "reasoning_gym generator of the prompts.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations, cache and parameters.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls.")
-_PEER = flags.DEFINE_string("peer", None, "Command of a rival, run in turn with this one.")
-_JSON = flags.DEFINE_bool("json", False, "One JSON line instead of a table.")
+
+def define_flags():
+  """Here and not at the top, so that the module can be imported beside other commands."""
+  flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
+  flags.DEFINE_integer("prompts", 4, "Prompts of a call.")
+  flags.DEFINE_integer("group", 8, "Rollouts of each prompt.")
+  flags.DEFINE_integer("new_tokens", 64, "Tokens of each response, exactly; no early end.")
+  flags.DEFINE_string("lengths", None, "lognormal:mean=M,max=X instead of --new_tokens.")
+  flags.DEFINE_integer("slots", 0, "Rows decoded at a time; 0: all.")
+  flags.DEFINE_string("generator", "gsm_symbolic", "reasoning_gym generator of the prompts.")
+  flags.DEFINE_string("dtype", "float32", "Of activations, cache and parameters.")
+  flags.DEFINE_integer("repeats", 3, "Timed calls.")
+  flags.DEFINE_string("peer", None, "Command of a rival, run in turn with this one.")
+  flags.DEFINE_bool("json", False, "One JSON line instead of a table.")
+
 
 KINDS = ("decode", "learn", "step")
 COMPARED = {"decode": "tokens_per_second", "learn": "seconds", "step": "seconds_per_step"}
@@ -334,33 +338,40 @@ def bench(kind, loaded, work, *, slots, repeats, peer=None):
 
 
 def main(argv):
+  given = flags.FLAGS
   logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
   if len(argv) != 2 or argv[1] not in KINDS:
     raise app.UsageError(f"say what to measure: {', '.join(KINDS)}")
   from rlvr_jax.models.load import load_policy
 
-  numbers = {"prompts": _PROMPTS, "group": _GROUP, "new_tokens": _NEW, "repeats": _REPEATS}
   try:
-    for name, flag in numbers.items():
-      if flag.value < 1:
-        raise ValueError(f"--{name} must be at least 1, got {flag.value}")
-    if _SLOTS.value and argv[1] != "decode":
+    for name in ("prompts", "group", "new_tokens", "repeats"):
+      if given[name].value < 1:
+        raise ValueError(f"--{name} must be at least 1, got {given[name].value}")
+    if given.slots and argv[1] != "decode":
       raise ValueError("--slots is for decode; the others decode all rows at once")
-    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value, param_dtype=_DTYPE.value)
+    loaded = load_policy(given.policy, dtype=given.dtype, param_dtype=given.dtype)
     work = Work(
       loaded,
-      generator=_TASK.value,
-      prompts=_PROMPTS.value,
-      group=_GROUP.value,
-      new_tokens=_NEW.value,
-      lengths=_LENGTHS.value,
-      calls=_REPEATS.value + 1,
+      generator=given.generator,
+      prompts=given.prompts,
+      group=given.group,
+      new_tokens=given.new_tokens,
+      lengths=given.lengths,
+      calls=given.repeats + 1,
     )
-    out = bench(argv[1], loaded, work, slots=_SLOTS.value, repeats=_REPEATS.value, peer=_PEER.value)
+    out = bench(
+      argv[1],
+      loaded,
+      work,
+      slots=given.slots,
+      repeats=given.repeats,
+      peer=given.peer,
+    )
   except ValueError as error:
     sys.exit(f"error: {error}")
-  out = {"benchmark": argv[1], "policy": _POLICY.value, "rows": work.num_rows, **out}
-  if _JSON.value:
+  out = {"benchmark": argv[1], "policy": given.policy, "rows": work.num_rows, **out}
+  if given.json:
     print(json.dumps(out))
   else:
     for name, value in out.items():
@@ -368,4 +379,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

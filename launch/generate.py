@@ -8,20 +8,23 @@ import sys
 
 from absl import app, flags, logging
 
-_POLICY = flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
-_PROMPT = flags.DEFINE_string("prompt", None, "Text of the prompt.")
-_SYSTEM = flags.DEFINE_string("system", None, "System message; needs a chat template.")
-_RAW = flags.DEFINE_bool("raw", False, "Complete the text as it is, without the chat template.")
-_NEW = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of the response, at most.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 is greedy.")
-_TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k likeliest tokens; 0: all.")
-_TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample among the likeliest tokens of this mass.")
-_STOP = flags.DEFINE_multi_string("stop", [], "A string that ends a completion; may be repeated.")
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "Of activations: float32 or bfloat16.")
-_CACHE = flags.DEFINE_string("cache_dtype", None, "Of keys and values: float32, bfloat16 or int8.")
-_JSON = flags.DEFINE_bool("json", False, "One JSON line a completion, with ids and log-probs.")
+
+def define_flags():
+  """Here and not at the top, so that the module can be imported beside other commands."""
+  flags.DEFINE_string("policy", "smollm2-135m", "Name, folder, .gguf file or hub id.")
+  flags.DEFINE_string("prompt", None, "Text of the prompt.")
+  flags.DEFINE_string("system", None, "System message; needs a chat template.")
+  flags.DEFINE_bool("raw", False, "Complete the text as it is, without the chat template.")
+  flags.DEFINE_integer("max_new_tokens", 64, "Tokens of the response, at most.")
+  flags.DEFINE_float("temperature", 1.0, "0 is greedy.")
+  flags.DEFINE_integer("top_k", 0, "Sample among the k likeliest tokens; 0: all.")
+  flags.DEFINE_float("top_p", 1.0, "Sample among the likeliest tokens of this mass.")
+  flags.DEFINE_multi_string("stop", [], "A string that ends a completion; may be repeated.")
+  flags.DEFINE_integer("samples", 1, "Completions.")
+  flags.DEFINE_integer("seed", 0, "Of the sampling.")
+  flags.DEFINE_string("dtype", "float32", "Of activations: float32 or bfloat16.")
+  flags.DEFINE_string("cache_dtype", None, "Of keys and values: float32, bfloat16 or int8.")
+  flags.DEFINE_bool("json", False, "One JSON line a completion, with ids and log-probs.")
 
 
 def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples, seed, stop=()):
@@ -100,38 +103,40 @@ def complete(loaded, ids, *, max_new_tokens, temperature, top_k, top_p, samples,
 
 
 def main(argv):
+  given = flags.FLAGS
   logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
-  if _PROMPT.value is None:
+  if given.prompt is None:
     raise app.UsageError("--prompt=TEXT is needed")
   from rlvr_jax.models.load import load_policy
 
   try:
-    loaded = load_policy(_POLICY.value, dtype=_DTYPE.value, cache_dtype=_CACHE.value)
-    if _RAW.value and _SYSTEM.value is not None:
+    loaded = load_policy(given.policy, dtype=given.dtype, cache_dtype=given.cache_dtype)
+    if given.raw and given.system is not None:
       raise ValueError("--system needs the chat template, which --raw turns off")
-    if _RAW.value:
-      ids = loaded.tokenizer.encode(_PROMPT.value)
+    if given.raw:
+      ids = loaded.tokenizer.encode(given.prompt)
     else:
-      system = [] if _SYSTEM.value is None else [{"role": "system", "content": _SYSTEM.value}]
-      ids = loaded.tokenizer.chat([*system, {"role": "user", "content": _PROMPT.value}])
+      system = [] if given.system is None else [{"role": "system", "content": given.system}]
+      ids = loaded.tokenizer.chat([*system, {"role": "user", "content": given.prompt}])
     completions = complete(
       loaded,
       ids,
-      max_new_tokens=_NEW.value,
-      temperature=_TEMPERATURE.value,
-      top_k=_TOP_K.value,
-      top_p=_TOP_P.value,
-      samples=_SAMPLES.value,
-      seed=_SEED.value,
-      stop=_STOP.value,
+      max_new_tokens=given.max_new_tokens,
+      temperature=given.temperature,
+      top_k=given.top_k,
+      top_p=given.top_p,
+      samples=given.samples,
+      seed=given.seed,
+      stop=given.stop,
     )
   except ValueError as error:
     sys.exit(f"error: {error}")
   for one in completions:
-    print(json.dumps(one) if _JSON.value else one["text"])
+    print(json.dumps(one) if given.json else one["text"])
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

@@ -115,7 +115,9 @@ def learner_shardings(learner: Learner, policy: Policy, mesh: Mesh | AbstractMes
   """
   params = learner.params
   known = isinstance(params, dict)
-  axes = {name: policy.axes[name] for name in params} if known else policy.axes  # those that are trained
+  axes = (
+    {name: policy.axes[name] for name in params} if known else policy.axes
+  )  # those that are trained
   by_axes = sharding.shardings(axes, mesh, RULES)
   sharding.check(params, by_axes, axes)
   everywhere = NamedSharding(mesh, PartitionSpec())

@@ -188,7 +188,7 @@ def factories(*modules, variants=None):
       if f.__module__ != module.__name__ or name.startswith("_") or not keywords:
         continue
       for args in ({}, *variants.pop(name, ())):
-        label = ",".join(f"{k}={v}" for k, v in args.items())
+        label = ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in args.items())
         where = f"{module.__name__.split('.')[-1]}.{name}({label})"
         out.append(pytest.param(functools.partial(f, **args), id=where))
   assert not variants, f"no such factories: {sorted(variants)}"

@@ -52,9 +52,7 @@ def attend(
     return sees if window is None else sees & (back < window)
 
   if isinstance(view, Spans) and length > BLOCK:
-    y = attend_in_blocks(
-      q, k, v, view.stop, positions, scale=scale, window=window, softcap=softcap
-    )
+    y = attend_in_blocks(q, k, v, view.stop, positions, scale=scale, window=window, softcap=softcap)
   elif isinstance(view, Spans):
     own = places(q)
     sees = (own[:, None, :] <= own[:, :, None]) & (own[:, :, None] < view.stop[:, None, :])

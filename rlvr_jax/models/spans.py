@@ -6,7 +6,7 @@ and a softmax is summed up block by block: no [T,T] array exists, and no shape d
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def attend_in_blocks(
     pad(k).transpose(0, 2, 1, 3),
     pad(v).transpose(0, 2, 1, 3),
   )
-  y = _attend(Rules(scale, window, softcap), q, k, v, pad(stop), pad(positions))
+  y: Any = _attend(Rules(scale, window, softcap), q, k, v, pad(stop), pad(positions))
   return y.transpose(0, 3, 1, 2, 4)[:, :length]
 
 

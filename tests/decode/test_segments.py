@@ -7,12 +7,13 @@ import pytest
 
 from rlvr_jax.core import keys
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import LENGTH, Spans
+from rlvr_jax.core.types import KILLED, LENGTH, OPEN, Spans
 from rlvr_jax.decode import decode as engine
 from rlvr_jax.decode.stops import Stops
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.train.metrics import CompileCounter
+from tests import toy
 
 N, P, T = 40, 6, 90  # rows outgrow the 64 places that a cache begins with
 POLICY = decoder(tiny(32, num_layers=1, embed_dim=32, mlp_dim=64))
@@ -67,6 +68,31 @@ def test_what_was_needed_once_is_not_compiled_again():
     rows, _ = _run(new, N)
   assert compiled.count == 0
   assert int(rows.response_mask.sum()) == LIMITS.sum()
+
+
+@pytest.mark.parametrize(("used", "blocks"), [(1, 1), (16, 1), (17, 2), (40, 3)])
+def test_prompts_without_rows_are_not_run(used, blocks):
+  """Of forty prompts, sixteen at a time: as many blocks as hold those that have rows, wherever they are."""
+  table = toy.table_policy(4, 8)
+  passes = []
+
+  def hidden(params, tokens, *args):
+    jax.debug.callback(lambda: passes.append(tokens.shape))
+    return table.hidden(params, tokens, *args)
+
+  policy = table._replace(hidden=hidden)
+  context = np.random.default_rng(0).permutation(N)
+  rows = toy.rows(tokens=[[1] * 8] * N, prompt=2)
+  rows = rows.replace(
+    context=jnp.asarray(context, jnp.int32),
+    status=jnp.asarray(np.where(context < used, OPEN, KILLED), jnp.int32),
+    length=jnp.full(N, 2, jnp.int32),
+  )
+  params, eos = table.init(jax.random.key(0)), jnp.asarray([-1], jnp.int32)
+  out = engine.parts_of(policy).start(params, rows, eos, 4, 8, N, 2)
+  jax.effects_barrier()
+  assert passes == [(16, 2)] * blocks
+  np.testing.assert_array_equal(out[1].counts.prefilled, np.where(context < used, 2, 0))
 
 
 def _bytes(tree):

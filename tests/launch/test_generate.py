@@ -4,13 +4,12 @@ import importlib.util
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from launch import generate
 from rlvr_jax.core.types import Spans
@@ -35,9 +34,20 @@ def _forward(loaded, ids, temperature):
   return z - np.logaddexp.reduce(z, axis=1, keepdims=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _flags():
-  flags.FLAGS.mark_as_parsed()
+@pytest.fixture
+def main(monkeypatch):
+  """main(flag=value, ...): the command, whose flags other commands may have defined in this process."""
+
+  def run(**given):
+    values = dict(
+      policy="smollm2-135m", system=None, raw=False, max_new_tokens=64, temperature=1.0, top_k=0,
+      top_p=1.0, stop=[], samples=1, seed=0, dtype="float32", cache_dtype=None, json=False,
+    )  # fmt: skip
+    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(**values | given))
+    monkeypatch.setattr(generate, "flags", flags)
+    generate.main(["generate"])
+
+  return run
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +119,9 @@ def test_a_prompt_without_tokens(tiny):
     ({"policy": "tiny"}, "policy 'tiny' brings no tokenizer"),
   ],
 )
-def test_errors_are_one_line(given, message):
-  with flagsaver.flagsaver(prompt="hello", **given), pytest.raises(SystemExit) as stopped:
-    generate.main(["generate"])
+def test_errors_are_one_line(main, given, message):
+  with pytest.raises(SystemExit) as stopped:
+    main(prompt="hello", **given)
   text = str(stopped.value.code)
   assert text.startswith("error: ") and "\n" not in text
   assert message in text
@@ -131,14 +141,13 @@ def test_an_unknown_flag_is_an_error():
 
 @smollm2
 @pytest.mark.slow
-def test_the_real_model_through_the_flags(capsys, monkeypatch):
+def test_the_real_model_through_the_flags(main, capsys, monkeypatch):
   loaded = load.load_policy("smollm2-135m")
-  monkeypatch.setattr(load, "load_policy", lambda name, dtype: loaded)
-  with flagsaver.flagsaver(
+  monkeypatch.setattr(load, "load_policy", lambda name, dtype, cache_dtype: loaded)
+  main(
     prompt="What is 2+2?", system="Answer with the number only.", max_new_tokens=5, samples=2,
     temperature=0.7, json=True,
-  ):  # fmt: skip
-    generate.main(["generate"])
+  )  # fmt: skip
   lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert len(lines) == 2
   for one in lines:

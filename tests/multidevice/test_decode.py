@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from launch import meshes
 from rlvr_jax.core import keys, sharding
@@ -30,73 +29,96 @@ pytestmark = pytest.mark.skipif(
 )
 
 MESHES = {"8x1x1": 8, "4x1x2": 4, "2x2x2": 4}  # and the shards of rows
+GROW = ("8x1x1", "2x2x2")  # where some rows outgrow the 64 places that a cache begins with
 N, P, T, SLOTS, CONTEXTS = 32, 6, 80, 16, 12
 POLICY = decoder(tiny(32, num_layers=1, embed_dim=32, mlp_dim=64, head_dim=8))
 EOS_IDS = jnp.asarray([5, 9, 21], jnp.int32)
-# Uneven groups; 0 and 4 span shards of four and of eight rows. Rows 16 to 23 are padding.
-GROUP = np.array([0] * 9 + [1] + [2] * 3 + [7] * 2 + [4] * 13 + [9] * 3 + [11])
+# Uneven groups; 0 and 4 span shards, of four rows and of eight. Rows 16 to 23 are padding.
+GROUP = np.array([0] * 9 + [1] + [2] * 3 + [7] * 2 + [4] * 13 + [9] * 3 + [11], np.int32)
+VALID = ~np.isin(np.arange(N), np.arange(16, 24))
 LENGTHS = np.array([1, 3, 6, 4, 5, 2, 6, 3, 1, 2, 4, 6], np.int32)
-# Rows 0 and 30 outgrow the 64 places that a cache begins with.
-NEW = np.where(np.isin(np.arange(N), (0, 30)), 79, 1 + np.arange(N) * 7 % 13).astype(np.int32)
+LONG = (0, 30)  # rows that nothing ends but the limit
 
 
-def _rows():
-  group, index = jnp.asarray(GROUP, jnp.int32), jnp.arange(N)
+@functools.lru_cache
+def _rows(grow):
+  index = np.arange(N)
+  new = 1 + index * 7 % 13
+  new[list(LONG)] = T if grow else 20
   return rows_lib.fresh(
     jnp.asarray(np.random.default_rng(0).integers(6, 32, (CONTEXTS, P)), jnp.int32),
     jnp.asarray(LENGTHS),
-    group=group,
-    valid=(index < 16) | (index >= 24),
-    uid=keys.row_uids(jax.random.key(0), 0, group, index),
+    group=jnp.asarray(GROUP),
+    valid=jnp.asarray(VALID),
+    uid=keys.row_uids(jax.random.key(0), 0, jnp.asarray(GROUP), jnp.arange(N)),
     num_places=T,
-    max_new_tokens=jnp.asarray(NEW),
-    temperature=jnp.where(index % 5 == 1, 0.0, 0.5 + index / N),
+    max_new_tokens=jnp.asarray(new, jnp.int32),
+    temperature=jnp.asarray(np.where(index % 5 == 1, 0.0, 0.5 + index / N), jnp.float32),
   )
 
 
 def _rule():
-  """Every token for each third row, a few for the others; token 6 for none, an end token for odd rows."""
-  index = np.arange(N)
+  """A number of likely tokens for each row; never token 6; no end token in long rows."""
   allowed = np.ones((N, 32), bool)
   allowed[:, 6] = False
-  allowed[::2, 5] = False
+  allowed[np.ix_(LONG, EOS_IDS.tolist())] = False
   return Truncation(
-    top_k=jnp.asarray(np.where(index % 3, 3 + index, 99), jnp.int32),
-    min_p=jnp.asarray(0.01, jnp.float32),
+    top_k=jnp.asarray(3 + np.arange(N), jnp.int32),
+    min_p=jnp.asarray(0.001, jnp.float32),
     allowed=jnp.asarray(allowed),
   )
 
 
-def _place(mesh, rows, params):
-  """Rows and parameters where a learner on the mesh has them."""
-  if mesh is None:
-    return rows, params
-  mesh = meshes.make_mesh(mesh)
-  where = sharding.shardings(POLICY.axes, mesh, meshes.RULES)
-  along = sharding.rows_sharding(mesh, meshes.RULES)
-  return jax.device_put(rows, along), jax.device_put(params, where)
-
-
-def _params(seed=1):
+@functools.lru_cache
+def _params(mesh, seed=1):
+  """Parameters where a learner on the mesh has them."""
   params = POLICY.init(jax.random.key(seed))
-  return {**params, "embedding": 12 * params["embedding"]}
+  params = {**params, "embedding": 6 * params["embedding"]}
+  if mesh is None:
+    return params
+  where = sharding.shardings(POLICY.axes, meshes.make_mesh(mesh), meshes.RULES)
+  return jax.device_put(params, where)
 
 
-def _run(mesh, rows=None, seed=1, slots=SLOTS, stops=None):
-  rows, params = _place(mesh, _rows() if rows is None else rows, _params(seed))
-  out = engine.decode(
-    POLICY, params, rows, version=3, eos_ids=EOS_IDS, slots=slots, num_contexts=CONTEXTS,
-    prompt_places=P, rule=_rule(), stops=stops,
+def _placed(mesh, grow=None):
+  rows = _rows(mesh in GROW if grow is None else grow)
+  if mesh is None:
+    return rows
+  return jax.device_put(rows, sharding.rows_sharding(meshes.make_mesh(mesh), meshes.RULES))
+
+
+def _decode(mesh, rows, seed=1, **options):
+  return engine.decode(
+    POLICY, _params(mesh, seed), rows, version=3, eos_ids=EOS_IDS, slots=SLOTS,
+    num_contexts=CONTEXTS, prompt_places=P, rule=_rule(), **options,
   )  # fmt: skip
-  return rows, *out
 
 
 @functools.lru_cache
-def _once(mesh):
-  return _run(mesh)
+def _run(mesh, grow=None):
+  return _decode(mesh, _placed(mesh, grow))
 
 
-def _waves(work, slots):
+def _same(rows, expected):
+  exact = "tokens length status version response_mask uid group context valid temperature limit"
+  for name in exact.split():
+    np.testing.assert_array_equal(getattr(rows, name), getattr(expected, name), err_msg=name)
+  for name in ("behavior_logprobs", "full_logprobs", "entropy"):
+    mine, theirs = getattr(rows, name), getattr(expected, name)
+    np.testing.assert_allclose(mine, theirs, atol=2e-5, err_msg=name)
+
+
+def _first_tokens(num):
+  """Prompt tokens of each row that is the first of its prompt in one of `num` shards."""
+  tokens = np.zeros(N, int)
+  for part in np.split(np.arange(N), num):
+    for context in set(GROUP[part[VALID[part]]]):
+      first = next(n for n in part if VALID[n] and GROUP[n] == context)
+      tokens[first] = LENGTHS[context]
+  return tokens
+
+
+def _queue(work, slots):
   """Ticks of a queue: each free slot takes the next row at once."""
   queue, busy, ticks = [w for w in work if w], [], 0
   while queue or busy:
@@ -108,85 +130,101 @@ def _waves(work, slots):
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_rows_grow_as_on_one_device(mesh):
-  _, one, one_counts = _once(None)
-  before, rows, counts = _once(mesh)
-  exact = "tokens length status version response_mask uid group context valid temperature limit"
-  for name in exact.split():
-    np.testing.assert_array_equal(getattr(rows, name), getattr(one, name), err_msg=name)
-  for name in ("behavior_logprobs", "full_logprobs", "entropy"):
-    np.testing.assert_allclose(getattr(rows, name), getattr(one, name), atol=2e-5, err_msg=name)
+  one, one_counts = _run(None, mesh in GROW)
+  rows, counts = _run(mesh)
+  _same(rows, one)
   np.testing.assert_array_equal(counts.generated, one_counts.generated)
   np.testing.assert_array_equal(counts.replayed, one_counts.replayed)
   assert {EOS, LENGTH, KILLED} == set(rows.status.tolist())
-  assert int(rows.length.max()) == T  # one that outgrew its first places
+  assert int(rows.length.max()) == (T if mesh in GROW else 22)
+  before = _placed(mesh)
+  lies = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  assert jax.tree.all(jax.tree.map(lies, rows, before))
+  assert lies(counts.generated, before.length)
 
-  same = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
-  assert jax.tree.all(jax.tree.map(same, rows, before))
-  assert same(counts.generated, before.length)
 
-
-@pytest.mark.parametrize("mesh", MESHES)
-def test_each_shard_counts_its_own_work(mesh):
-  """A prompt is run once by each shard that has rows of it; loops are as long as their queues."""
-  _, _, counts = _once(mesh)
-  num, valid = MESHES[mesh], np.asarray(_rows().valid)
-  expected = np.zeros(N, int)
-  for part in np.split(np.arange(N), num):
-    led = {}
-    for n in part[valid[part]]:
-      led.setdefault(GROUP[n], n)
-    for context, n in led.items():
-      expected[n] = LENGTHS[context]
-  np.testing.assert_array_equal(counts.prefilled, expected)
-  parts = np.split(np.asarray(counts.generated), num)
-  ticks = [_waves(part, SLOTS // num) for part in parts]
-  assert min(ticks) == 0  # padding
+@pytest.mark.parametrize("mesh", [None, *MESHES])
+def test_a_shard_does_its_own_work_alone(mesh):
+  """It runs the prompts that it has rows of, and its loop is as long as its queue."""
+  _, counts = _run(mesh, None if mesh else True)
+  num = MESHES.get(mesh, 1)
+  np.testing.assert_array_equal(counts.prefilled, _first_tokens(num))
+  ticks = [_queue(part, SLOTS // num) for part in np.split(np.asarray(counts.generated), num)]
   assert int(counts.ticks) == max(ticks)
   assert int(counts.slot_ticks) == SLOTS // num * sum(ticks)
-
-
-def test_one_device_runs_each_prompt_once():
-  _, _, counts = _once(None)
-  first = {context: n for n, context in reversed(list(enumerate(GROUP))) if _rows().valid[n]}
-  expected = np.zeros(N, int)
-  for context, n in first.items():
-    expected[n] = LENGTHS[context]
-  np.testing.assert_array_equal(counts.prefilled, expected)
+  assert min(ticks) == 0 or num == 1  # the shard of padding
 
 
 def test_new_weights_compile_nothing():
-  _once("2x2x2")
-  rows, params = _rows(), _params(2)
-  _place("2x2x2", rows, params)
+  """Those of the learner lie along the rows' axes as well, and are gathered."""
+  _run("2x2x2")
+  rows, params = _placed("2x2x2"), _params("2x2x2", 2)
+  assert tuple(params["layers_0"]["q"].sharding.spec) == ("tensor", "fsdp")
+  rule = _rule()
   with CompileCounter() as compiled:
-    _run("2x2x2", rows, seed=2)
-  assert compiled.count <= 4  # the new weights themselves, made outside of decode
-
-
-@pytest.mark.parametrize(("mesh", "axis"), [("8x1x1", 8), ("4x1x2", 4)])
-def test_no_shard_waits_for_another_inside_a_segment(mesh, axis):
-  """Nothing crosses from shard to shard in the compiled loop; each holds its part of the slots' cache."""
-  rows, params = _place(mesh, _rows(), _params())
+    new, _ = engine.decode(
+      POLICY, params, rows, version=4, eos_ids=EOS_IDS, slots=SLOTS, num_contexts=CONTEXTS,
+      prompt_places=P, rule=rule,
+    )  # fmt: skip
+  assert compiled.count == 0
+  assert (np.asarray(new.tokens) != np.asarray(_run("2x2x2")[0].tokens)).any()
   split = shards.split_of(rows.tokens)
-  parts = engine.parts_of(POLICY, split)
+  gathered = shards.whole(split, params)
+  assert "fsdp" not in tuple(gathered["layers_0"]["q"].sharding.spec)
+  assert gathered["layers_0"]["q"].sharding.shard_shape((32, 32)) == (16, 32)
+  again = shards.whole(split, gathered)
+  assert jax.tree.all(jax.tree.map(lambda a, b: a is b, again, gathered))
+
+
+@pytest.mark.parametrize("rules", [{"tokens": 20}, {"groups": 2}])
+def test_leaving_off_is_agreed_on(rules):
+  """Shards look up every 16 ticks; what is left open goes on to the same tokens."""
+  whole, whole_counts = _run("8x1x1")
+  rows, counts = _decode("8x1x1", _placed("8x1x1"), stops=stops(**rules))
+  assert int(counts.ticks) == 16 < int(whole_counts.ticks)
+  left = np.asarray(rows.status) == OPEN
+  assert left[list(LONG)].all()
+  closed = {g for g in set(GROUP[VALID]) if not left[VALID & (g == GROUP)].any()}
+  assert len(closed) >= rules.get("groups", 0)
+  assert int(counts.generated.sum()) >= rules.get("tokens", 0)
+  rest, more = _decode("8x1x1", rows)
+  _same(rest, whole)
+  np.testing.assert_array_equal(counts.generated + more.generated, whole_counts.generated)
+
+
+def test_a_segment_exchanges_nothing_and_holds_its_part_of_the_cache():
+  """Each of eight devices holds two of sixteen slots, and updates their cache in place."""
+  rows, params = _placed("8x1x1"), _params("8x1x1")
+  parts = engine.parts_of(POLICY, shards.split_of(rows.tokens))
   part, rule = parts.apart(rows, _rule())
-  params = shards.whole(split, params)
-  prompts, state = parts.start(params, part, EOS_IDS, SLOTS // axis, 64, CONTEXTS, P)
-  heads, size = 2, 8
-  tensor = 8 // axis
+  prompts, state = parts.start(params, part, EOS_IDS, 2, 64, CONTEXTS, P)
   cache = state.cache.k[0]
-  assert cache.shape == (axis, SLOTS // axis, heads, size, 64)
-  assert cache.sharding.shard_shape(cache.shape) == (1, SLOTS // axis, heads // tensor, size, 64)
-  assert prompts.k[0].shape == (axis, min(CONTEXTS, N // axis), heads, size, P)
-  ticks = jnp.int32(64)
-  args = params, prompts, state, jnp.int32(0), EOS_IDS, rule, Stops(), ticks
+  assert cache.shape == (8, 2, 2, 8, 64)  # shards, slots, heads, size, places
+  assert cache.sharding.shard_shape(cache.shape) == (1, 2, 2, 8, 64)
+  assert prompts.k[0].shape == (8, 4, 2, 8, P)  # four rows have four prompts at most
+  args = params, prompts, state, jnp.int32(0), EOS_IDS, rule, Stops(), jnp.int32(64)
   compiled = parts.segment.lower(*args).compile()
   text = compiled.as_text()
-  assert "while(" in text
-  found = re.findall(r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\(.*", text)
-  if tensor == 1:
-    assert not found
-  else:
-    assert found  # of heads, inside pairs of devices
-  held = sum(x.size * 4 for x in jax.tree.leaves(state.cache)) // 8
+  assert " while(" in text
+  assert not re.search(r"\b(all-\w+|reduce-scatter|collective-\w+|send|recv)(-start)?\(", text)
+  held = sum(x.nbytes for x in jax.tree.leaves(state.cache)) // 8
   assert compiled.memory_analysis().alias_size_in_bytes >= held
+
+
+def test_heads_lie_along_the_tensor_axis():
+  rows = _placed("2x2x2")
+  split = shards.split_of(rows.tokens)
+  parts, params = engine.parts_of(POLICY, split), shards.whole(split, _params("2x2x2"))
+  part, _ = parts.apart(rows, _rule())
+  prompts, state = parts.start(params, part, EOS_IDS, 4, 64, CONTEXTS, P)
+  where = lambda x: x.sharding.shard_shape(x.shape)
+  assert where(state.cache.k[0]) == (1, 4, 1, 8, 64)
+  assert where(state.cache.v[0]) == (1, 4, 1, 64, 8)
+  assert where(prompts.k[0]) == (1, 8, 1, 8, P)
+
+
+def test_rows_that_the_shards_do_not_divide_are_refused():
+  along = sharding.rows_sharding(meshes.make_mesh("4x2x1"), meshes.RULES)
+  tokens = jax.ShapeDtypeStruct((12, T), jnp.int32, sharding=along)
+  with pytest.raises(ValueError, match=r"12 rows .* 8 shards \(mesh axes data, fsdp\)"):
+    shards.split_of(tokens)

@@ -551,12 +551,12 @@ def test_the_update_holds_no_second_copy_of_parameters_or_moments():
 
 
 def test_remat_takes_less_memory():
-  """A bin of 512 tokens through three layers."""
+  """A bin of 1024 tokens through two layers."""
   plans = {
-    remat: _memory(decoder(tiny(VOCAB, num_layers=3, remat=remat)), 512)[0].temp_size_in_bytes
+    remat: _memory(decoder(tiny(VOCAB, num_layers=2, remat=remat)), 1024)[0].temp_size_in_bytes
     for remat in ("none", "dots", "full")
   }
-  assert plans["full"] < 0.9 * plans["dots"] < 0.9 * 0.9 * plans["none"]
+  assert plans["full"] < 0.9 * plans["dots"] < 0.9 * 0.9 * plans["none"], plans
 
 
 def test_t58_no_batch_recompiles(rows):

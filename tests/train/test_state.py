@@ -1,5 +1,7 @@
 """The learning rate of each update by hand, AdamW in plain numpy, and the state before step 0."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def test_adamw_in_plain_numpy():
 
 def test_master_weights_keep_updates_that_bfloat16_would_lose():
   """A hundred steps of -0.001 from 1, whose neighbour below lies 0.004 away: added to it, none acts."""
-  params = {"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float32)}  # kinds may be mixed
+  params: Any = {"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float32)}  # mixed kinds
   grads = jax.tree.map(jnp.ones_like, params)
   optimizer = with_master_weights(optax.sgd(0.001))
   state = optimizer.init(params)
