@@ -111,32 +111,42 @@ def build_config(policy, run, config_file, overrides):
 def open_policy(config, run, tokenizer, place):
   """models.load.LoadedPolicy of a config's policy, or of what its run made of it."""
   from rlvr_jax.models.load import load_policy
+  from rlvr_jax.train.forms import make_forms
 
   load = functools.partial(
     load_policy,
     dtype=config.dtype,
     param_dtype=config.param_dtype,
+    cache_dtype=config.cache_dtype or None,
+    seed=config.seed,
     tokenizer=tokenizer,
     place=place,
   )
   if run is None:
-    return load(config.policy, seed=config.seed)
+    return load(config.policy)
   if run.step is None:
     return load(str(run.workdir / "export"))
   loaded = load(config.policy)
-  return loaded._replace(params=restore_params(run, loaded.params))
+  forms = make_forms(config, loaded.policy, loaded.params)
+  return loaded._replace(params=forms.merged(restore_params(run, forms.trained, forms.frozen)))
 
 
-def restore_params(run, like):
+def restore_params(run, like, frozen=None):
   """The parameters of a checkpoint, placed as `like` is.
 
+  Args:
+    run: find_run.
+    like: parameters of the same structure.
+    frozen: those that the run did not train, if any: only looked at.
+
   Raises:
-    ValueError: if they have another structure, shape or type.
+    ValueError: if they have another structure, shape or type, or go with other frozen ones.
   """
   import jax
   import numpy as np
   import orbax.checkpoint as ocp
 
+  from rlvr_jax.models.lora import fingerprint
   from rlvr_jax.train.config import CHECKPOINTS
 
   options = ocp.CheckpointManagerOptions(read_only=True)  # the run may be going on
@@ -160,10 +170,17 @@ def restore_params(run, like):
     target = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
     )
-    item = {"learner": {"params": target}}
+    item: Any = {"learner": {"params": target}}
+    if frozen:
+      item["frozen"] = np.asarray(fingerprint(frozen))
     how = ocp.checkpoint_utils.construct_restore_args(item)
     args = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
     restored: Any = manager.restore(run.step, args=args)
+  if frozen and not np.array_equal(restored["frozen"], item["frozen"]):
+    raise ValueError(
+      f"checkpoint {run.step} of {run.workdir} was trained on other frozen weights than the policy has; "
+      "give the policy and seed of the run"
+    )
   return restored["learner"]["params"]
 
 
@@ -268,6 +285,7 @@ def _respond(config, loaded, placed, prompts, pool, number, file):
     temperature=config.eval_temperature,
     eos_ids=loaded.tokenizer.eos_ids,
     seed=config.seed + number,
+    stops=lib.stop_rules(config.stop_strings, loaded.tokenizer),
     constrain=placed.placement.rows,
   )
   responses, told = [], time.monotonic()
@@ -317,6 +335,9 @@ def main(argv):
       reports[given.policy] = evaluate(config, out, run=run, label=given.policy)
       picture = picture or out / PLOT_FILE
     print(f"pass@k: {plots.pass_at_k(reports, picture or PLOT_FILE)}")
+  except KeyboardInterrupt:
+    print("stopped; nothing that an evaluation had written before is changed")
+    sys.exit(130)
   except (ValueError, ImportError) as error:
     if os.environ.get("RLVR_TRACEBACK"):
       raise

@@ -146,7 +146,7 @@ def _run(config, workdir):
     task,
     workdir,
     rewards=rewards,
-    models={name: Model(one.policy, one.params) for name, one in others.items()},
+    models={name: Model(*others.pop(name)[:2]) for name in list(others)},  # handed over
     placement=placed.placement,
   )
   if hosts.is_first() and configs.METRICS_FILE in os.listdir(workdir):

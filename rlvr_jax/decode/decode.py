@@ -180,8 +180,8 @@ def _decode_in_parts(
     )
     filled, done = jax.device_get(parts.agree(report, state, stops)).tolist()
     if done:
-      grown, counts = parts.join(state)
-      return grown.replace(context=rows.context), counts
+      grown, of_rows, totals = parts.join(state)
+      return grown.replace(context=rows.context), DecodeCounts(*of_rows, *totals)
     if filled >= places:
       places = min(2 * places, t)
       state = parts.resize(state, num_contexts, slots, places)
@@ -280,20 +280,13 @@ def _parts(policy: Any, split: shards.Split | None) -> Parts:
     enough = stops.enough(shards.together(state.rows), state.counts.generated)
     return jnp.stack([report[:, 0].max(), report[:, 1].all() | enough]).astype(jnp.int32)
 
-  rows_at, whole = split.along, split.everywhere
-
-  @functools.partial(
-    jax.jit, out_shardings=(rows_at, DecodeCounts(rows_at, rows_at, rows_at, whole, whole))
-  )
+  @functools.partial(jax.jit, out_shardings=(split.along, split.along, split.everywhere))
   def join(state):
-    counts = state.counts.replace(
-      prefilled=state.counts.prefilled.reshape(-1),
-      generated=state.counts.generated.reshape(-1),
-      replayed=state.counts.replayed.reshape(-1),
-      ticks=state.counts.ticks.max(),
-      slot_ticks=state.counts.slot_ticks.sum(),
-    )
-    return shards.together(state.rows), counts
+    """Rows; the counts of each row; ticks and slot ticks."""
+    counts = state.counts
+    of_rows = counts.prefilled, counts.generated, counts.replayed
+    totals = counts.ticks.max(), counts.slot_ticks.sum()
+    return shards.together(state.rows), shards.together(of_rows), totals
 
   return Parts(warm, start, segment, resize, apart, agree, join)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rlvr_jax.core.types import KVCache
 
@@ -20,7 +20,7 @@ from rlvr_jax.core.types import KVCache
 class Split(NamedTuple):
   """The mesh axes that rows are laid along, of more than one device together."""
 
-  mesh: Mesh
+  mesh: Mesh | AbstractMesh
   axes: tuple[str, ...]
 
   @property

@@ -30,7 +30,9 @@ def make_annotate(
   num_places: int,
   bin_tokens: int = 0,
   lanes: int = 1,
+  constrain=lambda lanes: lanes,
   frozen=None,
+  offload: bool = False,
 ):
   """Builds annotate(params, rows) -> rows with extras["<name>_logprobs"] for all the recipe asks.
 
@@ -40,7 +42,8 @@ def make_annotate(
   Args:
     policy: the policy that is trained; `params` are its own.
     models: name -> Model, for every name but "old".
-    num_rows, num_places, bin_tokens, lanes, frozen: as in `learn.make_learn`.
+    num_rows, num_places, bin_tokens, lanes, constrain, frozen: as in `learn.make_learn`.
+    offload: keep the models' parameters in host memory, and on the devices only while they run.
 
   Raises:
     ValueError: if the recipe asks for a model that is not there, or whose vocabulary is another one.
@@ -62,16 +65,24 @@ def make_annotate(
   @jax.jit
   def run(params: dict[str, Any], rows: Rows, packed: Packed) -> Rows:
     extras = {
-      f"{name}_logprobs": token_stats(one, params[name], packed, lanes=lanes).logprobs
+      f"{name}_logprobs": token_stats(
+        one, params[name], packed, lanes=lanes, constrain=constrain
+      ).logprobs
       for name, one in policies.items()
     }
     return survey(rows.replace(extras=rows.extras | extras))
+
+  others = {name: models[name].params for name in policies if name != OLD}
+  places = jax.tree.map(lambda x: x.sharding, others) if offload else None
+  if offload:
+    others = hosts.host(others)
 
   def annotate(params, rows: Rows) -> Rows:
     if not policies:
       return rows
     own = {**params, **frozen} if frozen else params
-    all_params = {name: own if name == OLD else models[name].params for name in policies}
+    there = hosts.put(others, places) if offload else others
+    all_params = {name: own if name == OLD else there[name] for name in policies}
     tokens, wanted, temperature = hosts.host((rows.tokens, rows.loss_mask, rows.temperature))
     packed, _ = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
     return run(all_params, rows, packed)

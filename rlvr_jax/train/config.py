@@ -102,6 +102,7 @@ class Config:
   rollout_quant: str = "none"  # weights that are rolled out: none, int8 or int4; see models.quant
   bin_tokens: int = 0  # tokens of a packed bin of the learner; 0: chosen from the row length
   read_tokens: int = 256  # tokens of a bin whose logits exist at a time, >= 1
+  offload_models: bool = False  # other policies than the one trained wait in host memory
   remat: str = "none"  # what the backward pass makes again: none, dots (all but products), full
   mesh: str = "cpu1"  # name in launch.meshes
 

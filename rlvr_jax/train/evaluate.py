@@ -12,10 +12,10 @@ import numpy as np
 
 from rlvr_jax.core import hosts, keys
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.records import Example, Verdict
+from rlvr_jax.core.records import Example, Tokenizer, Verdict
 from rlvr_jax.core.types import STATUS_NAMES, Policy, PromptTable
 from rlvr_jax.decode.decode import decode
-from rlvr_jax.decode.stops import Stops
+from rlvr_jax.decode.stops import Stops, stops
 from rlvr_jax.train.collect import completions
 
 # What an evaluation writes.
@@ -184,6 +184,20 @@ def summarise(name: str, verdicts: Sequence[Sequence[Verdict]], sources: Sequenc
 
 # --------------------------------------------------------------------------------------------------
 # Sampling
+
+
+def stop_rules(strings: Sequence[str], tokenizer: Tokenizer) -> Stops:
+  """What ends a response before its limit, beside the end token.
+
+  Raises:
+    ValueError: for stop strings where the tokenizer does not say what bytes its tokens are.
+  """
+  if not strings:
+    return Stops()
+  token_bytes = getattr(tokenizer, "token_bytes", None)
+  if token_bytes is None:
+    raise ValueError("stop_strings need a tokenizer with token_bytes; this one has none")
+  return stops(strings, token_bytes)
 
 
 def make_respond(

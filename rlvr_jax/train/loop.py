@@ -208,8 +208,11 @@ def train(
       num_places=collect.num_places,
       bin_tokens=config.bin_tokens,
       lanes=placement.lanes,
+      constrain=placement.rows,
       frozen=forms.frozen,
+      offload=config.offload_models,
     )
+    models = None  # annotate has what it needs of them
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
       print(f"resumed from step {int(state.learner.step)}")

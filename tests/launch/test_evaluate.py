@@ -1,5 +1,6 @@
 """`python -m launch.evaluate` as a user runs it: on a run, its checkpoint, its export; files and errors."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.traverse_util
 import jax
 import numpy as np
 import optax
@@ -19,6 +21,7 @@ from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.tasks.arithmetic import CharTokenizer, arithmetic
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.config import Config, claim_workdir
+from rlvr_jax.train.forms import make_forms
 from rlvr_jax.train.state import init_state
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +104,7 @@ def test_a_run_through_the_flags(workdir, tmp_path):
     ([f"--policy={workdir}", "--config=c.py"], "brings the config of its run"),
     ([f"--policy={workdir}", "--samples=0"], "eval_samples = 0 is out of range"),
     ([f"--policy={workdir}", "--set=task_args.eval_size=0"], "has no held-out prompts"),
+    ([f"--policy={workdir}", "--set=stop_strings=x"], "stop_strings need a tokenizer"),
     ([f"--compare={tmp_path}"], "holds no evaluation"),
     (["--policy=tiny", f"--out={__file__}"], "cannot write"),
   ]
@@ -155,6 +159,34 @@ def test_a_checkpoint_and_the_export_hold_the_same_parameters(workdir):
   newest, older, export = opened
   jax.tree.map(np.testing.assert_array_equal, newest, export)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a / 5, b / 4, rtol=1e-6), newest, older)
+
+
+def test_a_run_with_lora_is_its_base_with_the_corrections(tmp_path):
+  config = dataclasses.replace(CONFIG, lora_rank=2, lora_alpha=6.0, lora_targets=("q", "down"))
+  path = claim_workdir(tmp_path / "lora", config)
+  loaded = load_policy("tiny", tokenizer=CharTokenizer(), seed=config.seed)
+  forms = make_forms(config, loaded.policy, loaded.params)
+  rng = np.random.default_rng(0)
+  trained = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), forms.trained)
+  state = init_state(grpo(), optax.adamw(1e-3), trained, num_prompts=8, seed=0, frozen=forms.frozen)
+  with Checkpointer(path, keep=2) as checkpoints:
+    checkpoints.save(state)
+
+  run = evaluate.find_run(str(path))
+  found = evaluate.open_policy(config, run, CharTokenizer(), on_default_device).params
+  base = flax.traverse_util.flatten_dict(loaded.params, sep="/")
+  adapters = flax.traverse_util.flatten_dict(trained["adapters"], sep="/")
+  corrected = 0
+  for name, leaf in flax.traverse_util.flatten_dict(found, sep="/").items():
+    expected = np.asarray(base[name])
+    if f"{name}/a" in adapters:
+      corrected += 1
+      expected = expected + 3.0 * adapters[f"{name}/b"] @ adapters[f"{name}/a"]
+    np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-5)
+  assert corrected > 0 and 2 * corrected == len(adapters)
+  other = dataclasses.replace(config, seed=config.seed + 1)
+  with pytest.raises(ValueError, match="other frozen weights"):
+    evaluate.open_policy(other, run, CharTokenizer(), on_default_device)
 
 
 def test_parameters_of_another_shape_are_refused(workdir):

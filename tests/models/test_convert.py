@@ -233,6 +233,17 @@ def test_place_puts_each_leaf_with_its_axes(small, tmp_path):
   assert seen["head"] == ((50, 64), ("vocab", "embed"))
 
 
+def test_mixed_dtypes_become_one(small, tmp_path):
+  config, params = small
+  half = "model.layers.0.mlp.up_proj.weight"
+  _write(tmp_path, config, params, lambda t: t.update({half: t[half].astype(np.float16)}))
+  loaded = load_hf(tmp_path, config)
+  assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype("float32")}
+  up = np.asarray(params["layers_0"]["up"]).astype(np.float16)
+  np.testing.assert_array_equal(loaded["layers_0"]["up"], up)
+  np.testing.assert_array_equal(loaded["layers_0"]["down"], params["layers_0"]["down"])
+
+
 def test_damaged_or_wrong_safetensors(small, tmp_path):
   config, params = small
   with pytest.raises(ValueError, match=r"model\.safetensors is missing"):

@@ -212,15 +212,21 @@ def test_a_segment_exchanges_nothing_and_holds_its_part_of_the_cache():
 
 
 def test_heads_lie_along_the_tensor_axis():
+  """Exchanges stay inside a shard: in pairs, and none that all devices would have to take part in."""
   rows = _placed("2x2x2")
   split = shards.split_of(rows.tokens)
   parts, params = engine.parts_of(POLICY, split), shards.whole(split, _params("2x2x2"))
-  part, _ = parts.apart(rows, _rule())
+  part, rule = parts.apart(rows, _rule())
   prompts, state = parts.start(params, part, EOS_IDS, 4, 64, CONTEXTS, P)
   where = lambda x: x.sharding.shard_shape(x.shape)
   assert where(state.cache.k[0]) == (1, 4, 1, 8, 64)
   assert where(state.cache.v[0]) == (1, 4, 1, 64, 8)
   assert where(prompts.k[0]) == (1, 8, 1, 8, P)
+  args = params, prompts, state, jnp.int32(0), EOS_IDS, rule, Stops(), jnp.int32(64)
+  text = parts.segment.lower(*args).compile().as_text()
+  groups = set(re.findall(r"replica_groups=(\[.*?\]<=\[\d+\]|\{\{.*?\}\})", text))
+  assert groups and groups <= {"[4,2]<=[8]", "{{0,1},{2,3},{4,5},{6,7}}"}
+  assert not re.search(r"\b(collective-permute|all-to-all)(-start)?\(", text)
 
 
 def test_rows_that_the_shards_do_not_divide_are_refused():

@@ -137,7 +137,9 @@ def test_completions_of_a_real_model_are_judged_as_by_hand(row):
   verifier = {"math": maths.verify, "text": verify}[row["verifier"]]
   verdict = verifier(Example(row["question"], row["answer"], "s"), row["completion"])
   assert verdict.correct == (row["hand"] if "policy" not in row else 1 - row["hand"])
-  assert verdict.parsed == (row["completion"].strip() if row["read"] == "all of it" else row["read"])
+  assert verdict.parsed == (
+    row["completion"].strip() if row["read"] == "all of it" else row["read"]
+  )
 
 
 def test_missing_package_is_named(monkeypatch):

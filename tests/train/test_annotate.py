@@ -140,3 +140,16 @@ def test_random_prefixes_shorten_the_work():
   )
   part = step(recipe, rows)[2]
   assert 0 < part["computed"] < full and part["trained"].sum() < 27
+
+
+def test_models_may_wait_in_host_memory():
+  rows = batch()
+  sizes = {"num_rows": N, "num_places": T}
+  recipe = grpo()._replace(annotate=("teacher",))
+  expect = make_annotate(POLICY, recipe, {"teacher": Model(POLICY, OTHER)}, **sizes)(OWN, rows)
+  copy = jax.tree.map(lambda x: jnp.array(x, copy=True), OTHER)
+  annotate = make_annotate(POLICY, recipe, {"teacher": Model(POLICY, copy)}, **sizes, offload=True)
+  jax.tree.map(lambda x: x.delete(), copy)  # nothing on the device is needed any more
+  np.testing.assert_array_equal(
+    annotate(OWN, rows).extras["teacher_logprobs"], expect.extras["teacher_logprobs"]
+  )
