@@ -346,8 +346,8 @@ def main(argv):
 
   try:
     for name in ("prompts", "group", "new_tokens", "repeats"):
-      if given[name].value < 1:
-        raise ValueError(f"--{name} must be at least 1, got {given[name].value}")
+      if getattr(given, name) < 1:
+        raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
     if given.slots and argv[1] != "decode":
       raise ValueError("--slots is for decode; the others decode all rows at once")
     loaded = load_policy(given.policy, dtype=given.dtype, param_dtype=given.dtype)

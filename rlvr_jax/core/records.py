@@ -10,8 +10,9 @@ class Tokenizer(Protocol):
   vocab_size: int  # ids at or above this are never sampled
   eos_ids: tuple[int, ...]  # any of them ends a response
   pad_id: int
-  fingerprint: str  # equal only for tokenizers that give equal ids
 
+  @property
+  def fingerprint(self) -> str: ...  # equal only for tokenizers that give equal ids
   def encode(self, text: str) -> list[int]: ...
   def decode(self, ids: Sequence[int]) -> str: ...
   def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...

@@ -207,7 +207,7 @@ def validate(config: Config) -> None:
   check(
     "source_weights",
     "source -> number > 0, and needs candidates",
-    lambda v: not v or (config.candidates and all(_is_number(w) and w > 0 for w in v.values())),
+    lambda v: not v or (config.candidates > 0 and all(_is_number(w) and w > 0 for w in v.values())),
   )
   check("budget", f">= prompts = {config.prompts}", lambda v: v >= config.prompts)
   check(

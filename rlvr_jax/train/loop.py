@@ -16,7 +16,6 @@ import numpy as np
 from rlvr_jax.core import hosts, ledger
 from rlvr_jax.core.records import Example, Task, Tokenizer
 from rlvr_jax.core.types import Params, Policy, PromptTable, Recipe, RunState
-from rlvr_jax.decode.stops import Stops, stops
 from rlvr_jax.tasks.pool import VerifierPool
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train.annotate import Model, make_annotate
@@ -24,7 +23,7 @@ from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import Batch, make_collect
 from rlvr_jax.train.config import METRICS_FILE, Config, to_json
 from rlvr_jax.train.critic import attach, make_baseline
-from rlvr_jax.train.evaluate import make_evaluate
+from rlvr_jax.train.evaluate import make_evaluate, stop_rules
 from rlvr_jax.train.forms import Forms, make_forms
 from rlvr_jax.train.learn import make_learn
 from rlvr_jax.train.metrics import (
@@ -166,7 +165,7 @@ def train(
       budget=config.budget,
       max_new_tokens=config.max_new_tokens,
       eos_ids=tokenizer.eos_ids,
-      stops=_stops(config, tokenizer),
+      stops=stop_rules(config.stop_strings, tokenizer),
       constrain=placement.rows,
       sources=task.sources,
       num_samples=config.num_samples_shown,
@@ -317,7 +316,7 @@ def _evaluations(config: Config, policy, merged, tokenizer, held: list[_Prompts]
         temperature=config.eval_temperature,
         eos_ids=tokenizer.eos_ids,
         seed=config.seed + number,
-        stops=_stops(config, tokenizer),
+        stops=stop_rules(config.stop_strings, tokenizer),
         constrain=placement.rows,
       )
     )
@@ -363,20 +362,6 @@ def _epoch(collector, offered, num_prompts: int) -> int:
   if offered is None:
     return int(collector.epoch)
   return int(offered[0]) // num_prompts
-
-
-def _stops(config: Config, tokenizer: Tokenizer) -> Stops:
-  """The stop rules of a run.
-
-  Raises:
-    ValueError: if it has stop strings, and the tokenizer does not say what bytes its tokens are.
-  """
-  if not config.stop_strings:
-    return Stops()
-  token_bytes = getattr(tokenizer, "token_bytes", None)
-  if token_bytes is None:
-    raise ValueError("stop_strings need a tokenizer with token_bytes; this one has none")
-  return stops(config.stop_strings, token_bytes)
 
 
 def _first_evaluation(workdir: Path) -> dict[str, float]:

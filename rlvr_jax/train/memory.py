@@ -82,7 +82,8 @@ def kept(policy: Policy, packed: Packed, *, entropy: bool, read_tokens: int) -> 
   """
 
   def saved(params, packed):
-    run = lambda p: bin_stats(policy, p, packed, 0, 1, entropy=entropy, read_tokens=read_tokens)
+    options = {"entropy": entropy, "read_tokens": read_tokens, "constrain": lambda lanes: lanes}
+    run = lambda p: bin_stats(policy, p, packed, 0, 1, **options)
     return jax.vjp(run, params)[1]
 
   params = jax.eval_shape(policy.init, jax.random.key(0))

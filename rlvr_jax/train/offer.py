@@ -1,6 +1,7 @@
 """Prompts in the order of a grain stream: what a round may choose among, when not the whole table."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Offer:
     if candidates > there:
       raise ValueError(f"candidates = {candidates}, but the stream has {there} prompts")
     self._num, self._candidates, self._next = len(table.length), candidates, 0
-    self._stream = stream(table, seed=seed, weights=by_index or None)
+    self._stream: Any = stream(table, seed=seed, weights=by_index or None)
 
   @property
   def position(self) -> np.ndarray:

@@ -35,7 +35,11 @@ def test_tiny_is_random_by_seed_and_as_wide_as_its_tokenizer():
   three = load_policy("tiny", tokenizer=WORDS, seed=1, embed_dim=32)
   assert np.any(three.params["embedding"] != one.params["embedding"])
   padded = load_policy("tiny", tokenizer=WORDS, vocab_size=16, remat="full")
-  assert padded.config.num_tokens == 7 and padded.policy.vocab_size == 16 and padded.config.remat == "full"
+  assert (
+    padded.config.num_tokens == 7
+    and padded.policy.vocab_size == 16
+    and padded.config.remat == "full"
+  )
 
 
 def test_export_and_load_a_folder(tmp_path):
