@@ -82,7 +82,7 @@ class ChatTokenizer:
     pad = self._id("pad_token")
     self.pad_id = self.eos_ids[0] if pad is None else pad
 
-  @functools.cached_property
+  @property
   def fingerprint(self) -> str:
     """Equal only for tokenizers that give equal ids."""
     parts = [self._backend.to_str(), self._config, self._template]

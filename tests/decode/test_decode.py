@@ -230,7 +230,7 @@ def test_the_number_of_slots_does_not_matter(whole, slots):
 @pytest.mark.parametrize("slots", [3, 8])
 def test_other_sizes_on_the_way_do_not_matter(whole, slots, monkeypatch):
   """Slots cut to one, cache places that grow from 6 to 12 to 14, prompts read two tokens at a time."""
-  for name, value in (("PLACES", 1), ("MIN_SLOTS", 1), ("SHRINK", 2), ("PREFILL", 2)):
+  for name, value in (("PLACES", 1), ("MIN_SLOTS", 1), ("SHRINK", 2), ("PREFILL", 6), ("CHUNK", 2)):
     monkeypatch.setattr(engine, name, value)
   policy = POLICY._replace(logits=lambda *args: POLICY.logits(*args))  # shares nothing compiled
   run = _decode(policy, slots)

@@ -74,7 +74,7 @@ def test_an_update_is_predicted_within_fifteen_percent():
   prepared = jax.eval_shape(learn.parts["prepare"], learner, rows, jax.random.key(0))
   of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
   tally = Tally(*[of(t, 1) for t in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)])
-  args = learner, rows, packed, prepared, tally, of(jnp.int32), of(bool)
+  args = learner, {}, rows, packed, prepared, tally, of(jnp.int32), of(bool)
   used = learn.parts["update"].lower(*args).compile().memory_analysis()
   total = used.argument_size_in_bytes + used.temp_size_in_bytes
   bytes_of = memory.size(params)

@@ -115,12 +115,16 @@ def _equal(one, many):
     for name in ("tokens", "length", "status", "uid", "prompt_id", "group", "valid", "reward"):
       np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     np.testing.assert_allclose(a.full_logprobs, b.full_logprobs, atol=1e-5)
-  jax.tree.map(np.testing.assert_array_equal, one.state.ledger, many.state.ledger)
+  # Each shard decodes alone: it runs the prompts it has rows of, and its slots stop with its last row.
+  ours, theirs = dict(one.state.ledger), dict(many.state.ledger)
+  assert (theirs.pop("prefilled") >= ours.pop("prefilled")).all()
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   collectors = (jax.device_get(run.state.collector) for run in (one, many))
   jax.tree.map(np.testing.assert_array_equal, *collectors)
   for a, b in zip(one.metrics, many.metrics):
     assert set(a) == set(b)
-    for name in a:
+    assert b["rollout/slot_use"] >= a["rollout/slot_use"]
+    for name in set(a) - {"rollout/slot_use"}:
       np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-5, err_msg=name)
   compare = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)
   params = (jax.device_get(run.state.learner.params) for run in (one, many))
@@ -194,12 +198,12 @@ def test_logits_stay_on_the_devices_that_made_them():
 def test_parameters_lie_where_the_mesh_says():
   params = _run("2x2x2").state.learner.params
   where = lambda x: tuple(x.sharding.spec)
-  assert where(params["layers_0"]["q"]) == ("fsdp", "tensor")
-  assert where(params["layers_0"]["o"]) == ("tensor", "fsdp")
-  assert where(params["layers_0"]["down"]) == ("tensor", "fsdp")
+  assert where(params["layers_0"]["q"]) == ("tensor", "fsdp")
+  assert where(params["layers_0"]["o"]) == ("fsdp", "tensor")
+  assert where(params["layers_0"]["down"]) == ("fsdp", "tensor")
   assert where(params["embedding"]) == ("tensor", "fsdp")
   moments = _run("2x2x2").state.learner.opt_state[0]
-  assert where(moments.mu["layers_0"]["q"]) == ("fsdp", "tensor")
+  assert where(moments.mu["layers_0"]["q"]) == ("tensor", "fsdp")
 
 
 def test_a_checkpoint_moves_to_another_mesh(tmp_path):
