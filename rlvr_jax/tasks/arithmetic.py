@@ -35,6 +35,7 @@ class CharTokenizer:
     self.alphabet = alphabet
     self.vocab_size = 3 + len(alphabet)
     self.fingerprint = f"characters {alphabet}"
+    self.token_bytes = (b"", b"", b"", *(char.encode() for char in alphabet))
 
   def encode(self, text: str) -> list[int]:
     for char in text:

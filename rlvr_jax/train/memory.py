@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import Packed, Policy
+from rlvr_jax.models.spans import BLOCK
 from rlvr_jax.train.learn import bin_stats
 from rlvr_jax.train.pack import Layout
 
@@ -77,8 +78,9 @@ def kept(policy: Policy, packed: Packed, *, entropy: bool, read_tokens: int) -> 
   """Bytes that the forward pass of one bin keeps for the backward pass.
 
   Every array that differentiation saves, apart from inputs, transposed weights, integers and masks,
-  which are not copied or made again. Of the arrays of one entry for each pair of tokens XLA keeps one a
-  layer: scores, weights and their sums come from one another without a product.
+  which are not copied or made again, and products of two saved arrays, which XLA makes again. In a bin
+  too short for blocks of attention there are arrays of one entry for each pair of tokens: of these it
+  keeps one a layer, since scores, weights and their sums come from one another without a product.
   """
 
   def saved(params, packed):
@@ -88,11 +90,17 @@ def kept(policy: Policy, packed: Packed, *, entropy: bool, read_tokens: int) -> 
 
   params = jax.eval_shape(policy.init, jax.random.key(0))
   jaxpr = jax.make_jaxpr(saved)(params, packed).jaxpr
-  inputs = set(map(id, jaxpr.invars))
-  arrays = [v.aval for v in {id(v): v for v in jaxpr.outvars}.values() if id(v) not in inputs]
-  arrays = [a for a in arrays if a.ndim > 2 and jnp.issubdtype(a.dtype, jnp.floating)]
-  pairs = [a for a in arrays if a.shape[-1] * a.shape[-2] >= packed.tokens.shape[1] ** 2]
-  pairs = [a for a in pairs if a.shape[-1] == packed.tokens.shape[1]]
+  inputs, outputs = (set(map(id, vs)) for vs in (jaxpr.invars, jaxpr.outvars))
+  again = {
+    id(eqn.outvars[0])
+    for eqn in jaxpr.eqns
+    if eqn.primitive.name == "mul"
+    and all(id(x) in outputs and x.aval.shape == eqn.outvars[0].aval.shape for x in eqn.invars)
+  }
+  found = {id(v): v.aval for v in jaxpr.outvars if id(v) not in inputs | again}
+  arrays = [a for a in found.values() if a.ndim > 2 and jnp.issubdtype(a.dtype, jnp.floating)]
+  tokens = packed.tokens.shape[1]
+  pairs = [a for a in arrays if tokens <= BLOCK and a.shape[-2:] == (tokens, tokens)]
   plain = size([a for a in arrays if not any(a is b for b in pairs)])
   return plain + (size(pairs) * policy.config.num_layers // len(pairs) if pairs else 0)
 
@@ -131,6 +139,7 @@ def plan(
   rows = jax.eval_shape(lambda: rows_lib.blank(num_rows, num_places))
   numbers = 2 * 4 + 1  # advantage, weight, wanted
   tokens, wide = layout.bin_tokens, jnp.dtype(config.dtype).itemsize
+  block = min(tokens, BLOCK)
   share = lambda num: -(-num // rows_parts)
   cache = jax.eval_shape(
     lambda: (
@@ -146,7 +155,7 @@ def plan(
     batch=size(rows) + size(packed) + numbers * num_rows * num_places,
     activations=kept(local, packed, entropy=entropy, read_tokens=read_tokens),
     # Scores and half of them again; or the three inputs of the gate's derivative.
-    backward=max(config.num_heads * tokens * tokens * 6, 3 * tokens * config.mlp_dim * wide),
+    backward=max(config.num_heads * block * block * 6, 3 * tokens * config.mlp_dim * wide),
     # Logits, tempered, their softmax, its gradient; the head's gradient, of the chunk and in all.
     reads=4 * 4 * chunk * config.vocab_size + 2 * 4 * config.vocab_size * config.embed_dim,
     cache=size(cache),

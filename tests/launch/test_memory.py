@@ -9,6 +9,8 @@ import pytest
 from launch import memory as command
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import Tally
+from rlvr_jax.decode import decode as engine
+from rlvr_jax.decode.stops import Stops
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo
@@ -84,6 +86,29 @@ def test_an_update_is_predicted_within_fifteen_percent():
     rows_parts=1, entropy=False, read_tokens=read,
   )  # fmt: skip
   assert plan.learn == pytest.approx(total, rel=0.15)
+
+
+def test_sampling_is_predicted_within_fifteen_percent():
+  """With the slots' own cache grown to all places; the optimizer state, which waits, apart."""
+  policy, slots, prompts, prompt_places = decoder(tiny(2048, num_layers=1)), 16, 8, 32
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  parts = engine.parts_of(policy)
+  rows, eos = (
+    jax.eval_shape(lambda: rows_lib.blank(ROWS, PLACES)),
+    jax.ShapeDtypeStruct((1,), jnp.int32),
+  )
+  sizes = slots, PLACES, prompts, prompt_places
+  kept, state = jax.eval_shape(lambda *args: parts.start(*args, *sizes), params, rows, eos)
+  version = jax.ShapeDtypeStruct((), jnp.int32)
+  lowered = parts.segment.lower(params, kept, state, version, eos, None, Stops())
+  used = lowered.compile().memory_analysis()
+  total = used.argument_size_in_bytes + used.temp_size_in_bytes
+  plan = memory.plan(
+    policy, params=memory.size(params), optimizer=0, gradients=0, layout=pack.layout(ROWS, PLACES),
+    num_rows=ROWS, num_places=PLACES, prompts=prompts, prompt_places=prompt_places, slots=slots,
+    rows_parts=1, entropy=False, read_tokens=64,
+  )  # fmt: skip
+  assert plan.decode == pytest.approx(total, rel=0.15)
 
 
 def test_the_packed_shapes_are_those_of_the_packer():
