@@ -9,6 +9,7 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # [N] + [N,T] is a bug here, never a broadcast.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -37,3 +38,18 @@ def _rank_promotion(request):
   else:
     with jax.numpy_rank_promotion("allow"):
       yield
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+  """For modules whose runs build their functions anew: XLA compiles equal ones once in all of them."""
+  names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+  old = [getattr(jax.config, name) for name in names]
+  folder = tmp_path_factory.getbasetemp() / "compiled"
+  for name, value in zip(names, (str(folder), 0.0)):
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+  yield
+  for name, value in zip(names, old):
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()

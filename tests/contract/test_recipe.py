@@ -13,6 +13,8 @@ from rlvr_jax.recipes import RECIPES
 from rlvr_jax.train import metrics as names
 from tests import toy, toy_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 recipes = pytest.mark.parametrize("name", RECIPES)
 # Arguments of recipes that by default read what a reward function of text says: the toy has none. A fifth of
 # the tokens of a quarter of its twelve rows would be two tokens.

@@ -89,7 +89,7 @@ for args in json.loads(sys.argv[1]):
 def test_what_is_wrong_is_named_in_one_line(tmp_path):
   cases = [
     (["--policy=tinny"], "unknown policy 'tinny'; did you mean tiny"),
-    (["--recipe=gpro"], "unknown recipe 'gpro'; did you mean grpo"),
+    (["--recipe=gpro"], "unknown recipe 'gpro'; did you mean gspo, grpo"),
     (["--task=arithmatic"], "unknown task 'arithmatic'; did you mean arithmetic"),
     (["--mesh=cpu2"], "unknown mesh 'cpu2'; did you mean"),
     (["--set=learning_rat=1"], "unknown config key 'learning_rat'; did you mean learning_rate"),
@@ -125,7 +125,7 @@ from launch import train
 from rlvr_jax.train import loop
 from rlvr_jax.train.config import Config
 class Stop(Exception): pass
-def killed(config, policy, params, tokenizer, recipe, task, workdir, *, rewards, placement):
+def killed(config, policy, params, tokenizer, recipe, task, workdir, *, rewards, models, placement):
   loop.Checkpointer(workdir, keep=1).close()  # the first thing that a run does
   raise Stop
 loop.train = killed

@@ -22,6 +22,8 @@ from rlvr_jax.recipes.uniqueness import uniqueness
 from rlvr_jax.recipes.v0_5 import look_ahead, v0_5
 from tests import toy, toy_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 KEY = jax.random.key(0)
 
 

@@ -11,6 +11,8 @@ from rlvr_jax.recipes.dapo import dapo
 from rlvr_jax.recipes.grpo import grpo
 from tests import toy, toy_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 def test_clips_higher():
   rows = toy.rows(masks=[[True], [True]])

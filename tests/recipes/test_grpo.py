@@ -11,6 +11,8 @@ from rlvr_jax.core.types import TokenStats
 from rlvr_jax.recipes.grpo import grpo
 from tests import toy, toy_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.mark.parametrize(
   ("options", "expect"),

@@ -15,6 +15,8 @@ from rlvr_jax.recipes.nat import nat_rpc
 from rlvr_jax.recipes.sas import sas
 from tests import toy, toy_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 def episodes():
   """Four episodes of one group, with 3, 5, 12 and 14 steps and rewards 1 1 0 0; a token a step."""

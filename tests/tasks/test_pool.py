@@ -207,6 +207,16 @@ def test_a_process_killed_between_calls_is_replaced(verifiers):
 
 
 def test_ctrl_c_in_a_call_leaves_the_pool_usable(pool):
+  old = signal.signal(
+    signal.SIGINT, signal.default_int_handler
+  )  # a shell's background jobs ignore it
+  try:
+    _interrupted(pool)
+  finally:
+    signal.signal(signal.SIGINT, old)
+
+
+def _interrupted(pool):
   run(pool, ["right"] * 2)
   timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
   timer.start()
@@ -216,7 +226,8 @@ def test_ctrl_c_in_a_call_leaves_the_pool_usable(pool):
 
 
 ORPHAN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sys.path[:] = {path!r}
 import unruly_verifiers
 from rlvr_jax.core.records import Example

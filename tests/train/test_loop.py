@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from rlvr_jax.core import ledger
 from rlvr_jax.recipes.grpo import grpo
@@ -18,6 +17,7 @@ from rlvr_jax.train.config import METRICS_FILE, Config
 from rlvr_jax.train.metrics import find, read_metrics
 from tests import toy
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 PLACES, NEW = 16, 3  # of a prompt, of a response
 POLICY = toy.table_policy(CharTokenizer().vocab_size, PLACES + NEW)
 TASK = arithmetic(operations=["copy"], train_size=11, eval_size=5)
@@ -63,20 +63,6 @@ def _rows(workdir):
 
 def _same(a, b):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled(tmp_path_factory):
-  """Each run builds its functions anew; XLA compiles equal ones once."""
-  names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-  old = [getattr(jax.config, name) for name in names]
-  for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0)):
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in zip(names, old):
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
