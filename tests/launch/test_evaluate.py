@@ -104,7 +104,6 @@ def test_a_run_through_the_flags(workdir, tmp_path):
     ([f"--policy={workdir}", "--config=c.py"], "brings the config of its run"),
     ([f"--policy={workdir}", "--samples=0"], "eval_samples = 0 is out of range"),
     ([f"--policy={workdir}", "--set=task_args.eval_size=0"], "has no held-out prompts"),
-    ([f"--policy={workdir}", "--set=stop_strings=x"], "stop_strings need a tokenizer"),
     ([f"--compare={tmp_path}"], "holds no evaluation"),
     (["--policy=tiny", f"--out={__file__}"], "cannot write"),
   ]

@@ -137,7 +137,8 @@ def test_four_processes_equal_one_and_none_waits_for_ever_for_one_that_hangs(one
       p.kill()
       p.wait()
   for i in range(3):
-    assert "another task died" in (tmp_path / f"{i}.txt").read_text()
+    text = (tmp_path / f"{i}.txt").read_text()
+    assert "another task died" in text or "cannot go on" in text
   rows = _rows(tmp_path)
   for step in range(2):
     same = {k: v for k, v in one[step].items() if not k.startswith("eval/")}
