@@ -83,8 +83,7 @@ def make_annotate(
     own = {**params, **frozen} if frozen else params
     there = hosts.put(others, places) if offload else others
     all_params = {name: own if name == OLD else there[name] for name in policies}
-    tokens, wanted, temperature = hosts.host((rows.tokens, rows.loss_mask, rows.temperature))
-    packed, _ = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
+    packed, _ = pack.pack_rows(rows, rows.loss_mask, sizes, lanes=lanes)
     return run(all_params, rows, packed)
 
   return annotate

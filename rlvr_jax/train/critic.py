@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from rlvr_jax.core import groups, masked, returns
@@ -120,17 +119,16 @@ def make_critic(
     return CriticState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
   def annotate(state, policy_params, rows):
-    packed = _pack(rows, layout, lanes)
+    packed, _ = pack.pack_rows(rows, rows.loss_mask, layout, lanes=lanes)
     values = read(state.params, policy_params, packed)
     return rows.replace(extras=rows.extras | {"values": masked.select(values, rows.loss_mask)})
 
   def update(state, policy_params, rows):
-    packed, metrics = _pack(rows, layout, lanes), {}
+    packed, _ = pack.pack_rows(rows, rows.loss_mask, layout, lanes=lanes)
+    metrics = {}
     for _ in range(updates):
       state, new = learn(state, policy_params, packed, rows)
-      metrics = (
-        metrics or new
-      )  # of the first: what the values were worth before this batch was seen
+      metrics = metrics or new  # of the first: the values before this batch was seen
     metrics = {k: v.item() for k, v in jax.device_get(metrics).items()}
     return state.replace(step=state.step + 1), metrics
 
@@ -229,11 +227,9 @@ def make_probe(
 
   def annotate(state, policy_params, rows):
     # Every place after the first, not the trained ones alone: the prompt is read too.
-    places = np.arange(num_places)[None]
-    ends = np.asarray(rows.length)[:, None]
-    packed = _pack(
-      rows, layout, lanes, np.asarray(rows.valid)[:, None] & (places > 0) & (places <= ends)
-    )
+    places = jnp.arange(num_places)[None]
+    wanted = rows.valid[:, None] & (places > 0) & (places <= rows.length[:, None])
+    packed, _ = pack.pack_rows(rows, wanted, layout, lanes=lanes)
     features, prediction = predict(state, policy_params, packed, rows)
     extras = {"features": features, "prediction": prediction}
     return rows.replace(extras=rows.extras | extras)
@@ -249,12 +245,6 @@ def make_probe(
 def _scored(rows: Rows):
   """bool [N,T]: trained tokens of rows that have a reward."""
   return rows.loss_mask & jnp.isfinite(rows.reward)[:, None]
-
-
-def _pack(rows: Rows, layout: pack.Layout, lanes: int, wanted=None) -> Packed:
-  wanted = np.asarray(rows.loss_mask) if wanted is None else wanted
-  tokens, temperature = np.asarray(rows.tokens), np.asarray(rows.temperature)
-  return pack.pack(tokens, wanted, temperature, layout, lanes=lanes)[0]
 
 
 def _here(packed: Packed, first, lanes: int):

@@ -292,8 +292,7 @@ def make_learn(
 
   def learn(learner, rows, tally, epoch, key):
     prepared = prepare(learner, rows, key)
-    tokens, wanted, temperature = hosts.host((rows.tokens, prepared.wanted, rows.temperature))
-    packed, info = pack.pack(tokens, wanted, temperature, sizes, lanes=lanes)
+    packed, info = pack.pack_rows(rows, prepared.wanted, sizes, lanes=lanes)
     metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
     for u in range(recipe.updates):
       last = jnp.asarray(u == recipe.updates - 1)

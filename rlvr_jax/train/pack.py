@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlvr_jax.core.types import Packed
+from rlvr_jax.core import hosts
+from rlvr_jax.core.types import Packed, Rows
 
 
 class Layout(NamedTuple):
@@ -85,6 +86,12 @@ def pack(tokens, wanted, temperature, sizes: Layout, *, lanes: int = 1) -> tuple
     previous = row
   info = PackInfo(unique=walk.placed, row_tokens=int((end[order] - 1).sum()), bins=walk.bin + 1)
   return walk.finish(), info if len(order) else info._replace(bins=0)
+
+
+def pack_rows(rows: Rows, wanted, sizes: Layout, *, lanes: int = 1) -> tuple[Packed, PackInfo]:
+  """`pack` of rows that lie on the devices; wanted bool [N,T]."""
+  tokens, wanted, temperature = hosts.host((rows.tokens, wanted, rows.temperature))
+  return pack(tokens, wanted, temperature, sizes, lanes=lanes)
 
 
 def _by_content(tokens, end, temperature):
