@@ -20,7 +20,7 @@ from launch import meshes, train
 from rlvr_jax.core import table
 from rlvr_jax.models import configs as sizes
 from rlvr_jax.models.transformer import decoder
-from rlvr_jax.recipes import RECIPES
+from rlvr_jax.recipes.compose import compose
 from rlvr_jax.train import memory, pack
 from rlvr_jax.train.config import Config
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
@@ -71,8 +71,8 @@ def plan(config: Config) -> memory.Plan:
   mesh = AbstractMesh(shape, meshes.AXES)
   model = model_of(config)
   policy = decoder(model)
-  recipe = table.build("recipe", config.recipe, RECIPES, config.recipe_args)
-  optimizer = make_optimizer(config, make_schedule(config, recipe.updates))
+  recipe = compose(config.recipe, config.recipe_args, config.slots)
+  optimizer = make_optimizer(config, make_schedule(config, recipe.updates), recipe.step_scale)
   params = jax.eval_shape(policy.init, jax.random.key(0))
   learner = jax.eval_shape(
     lambda p: init_state(recipe, optimizer, p, num_prompts=1, seed=0).learner, params
