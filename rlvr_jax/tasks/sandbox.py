@@ -43,15 +43,19 @@ class Ended(Exception):
   """The process is gone, or sent what is no message."""
 
 
+class Unconfined(RuntimeError, ValueError):
+  """Code cannot be confined here: a ValueError too, so that commands say it in one line."""
+
+
 def require(allow_unconfined: bool = False) -> str:
   """`confinement`, or an error if code cannot be confined and nobody allowed that.
 
   Raises:
-    RuntimeError: if only "rlimits" is there and allow_unconfined is False.
+    Unconfined: if only "rlimits" is there and allow_unconfined is False.
   """
   found = confinement()
   if found != "bwrap" and not allow_unconfined:
-    raise RuntimeError(
+    raise Unconfined(
       "code of a completion is not run here, because it cannot be confined: bubblewrap (bwrap) is not "
       "installed or may not make namespaces. Install it (apt install bubblewrap), or accept with "
       "allow_unconfined=True that such code can read and write every file you can"

@@ -9,7 +9,7 @@ from rlvr_jax.core import hosts
 from rlvr_jax.core.table import unknown
 from rlvr_jax.core.types import Packed, Policy, Recipe, Rows
 from rlvr_jax.train import pack
-from rlvr_jax.train.learn import token_stats
+from rlvr_jax.train.learn import READ_TOKENS, token_stats
 
 OLD = "old"  # the learner's own parameters, before the first update on the batch
 
@@ -29,6 +29,7 @@ def make_annotate(
   num_rows: int,
   num_places: int,
   bin_tokens: int = 0,
+  read_tokens: int = READ_TOKENS,
   lanes: int = 1,
   constrain=lambda lanes: lanes,
   frozen=None,
@@ -42,7 +43,7 @@ def make_annotate(
   Args:
     policy: the policy that is trained; `params` are its own.
     models: name -> Model, for every name but "old".
-    num_rows, num_places, bin_tokens, lanes, constrain, frozen: as in `learn.make_learn`.
+    num_rows, num_places, bin_tokens, read_tokens, lanes, constrain, frozen: as in `learn.make_learn`.
     offload: keep the models' parameters in host memory, and on the devices only while they run.
 
   Raises:
@@ -66,7 +67,7 @@ def make_annotate(
   def run(params: dict[str, Any], rows: Rows, packed: Packed) -> Rows:
     extras = {
       f"{name}_logprobs": token_stats(
-        one, params[name], packed, lanes=lanes, constrain=constrain
+        one, params[name], packed, lanes=lanes, read_tokens=read_tokens, constrain=constrain
       ).logprobs
       for name, one in policies.items()
     }

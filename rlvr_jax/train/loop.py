@@ -206,6 +206,7 @@ def train(
       num_rows=config.budget,
       num_places=collect.num_places,
       bin_tokens=config.bin_tokens,
+      read_tokens=config.read_tokens,
       lanes=placement.lanes,
       constrain=placement.rows,
       frozen=forms.frozen,
