@@ -220,7 +220,7 @@ def _learner(loaded, work):
   import jax
   import jax.numpy as jnp
 
-  from rlvr_jax.core.types import Tally
+  from rlvr_jax.core.types import Tally, plain_table
   from rlvr_jax.recipes.grpo import grpo
   from rlvr_jax.train.config import Config
   from rlvr_jax.train.learn import make_learn
@@ -237,7 +237,8 @@ def _learner(loaded, work):
     num_prompts=work.prompts,
   )
   # The learner takes the parameters over: a second copy would count in the peak memory.
-  state = init_state(recipe, optimizer, loaded.params, num_prompts=work.prompts, seed=0)
+  sizes = {"table": plain_table(work.prompts), "num_places": work.num_places}
+  state = init_state(recipe, optimizer, loaded.params, **sizes, seed=0)
   zeros = jnp.zeros(work.prompts, jnp.float32)
   counts = jnp.zeros(work.prompts, jnp.int32)
   return (

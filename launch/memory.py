@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 
 from launch import meshes, train
 from rlvr_jax.core import table
+from rlvr_jax.core.types import plain_table
 from rlvr_jax.models import configs as sizes
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.compose import compose
@@ -75,7 +76,8 @@ def plan(config: Config) -> memory.Plan:
   optimizer = make_optimizer(config, make_schedule(config, recipe.updates), recipe.step_scale)
   params = jax.eval_shape(policy.init, jax.random.key(0))
   learner = jax.eval_shape(
-    lambda p: init_state(recipe, optimizer, p, num_prompts=1, seed=0).learner, params
+    lambda p: init_state(recipe, optimizer, p, table=plain_table(1), num_places=1, seed=0).learner,
+    params,
   )
   where = meshes.learner_shardings(learner, policy, mesh)
   floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), params)

@@ -60,15 +60,16 @@ def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=
     source=jnp.zeros(NUM_PROMPTS, jnp.int32),
   )
   optimizer = with_rate(scaled(adam(b2=0.999), recipe.step_scale), rate)
-  sizes = {"num_prompts": NUM_PROMPTS}
   collect = make_collect(
     policy, recipe, table, verify, lambda ids: "".join(map(str, ids)),
     sources=("toy",), prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=[END],
   )  # fmt: skip
   learn = make_learn(
-    policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places, **sizes
-  )
-  state = init_state(recipe, optimizer, policy.init(jax.random.key(seed)), seed=seed, **sizes)
+    policy, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places,
+    num_prompts=NUM_PROMPTS,
+  )  # fmt: skip
+  params, sizes = policy.init(jax.random.key(seed)), {"num_places": collect.num_places}
+  state = init_state(recipe, optimizer, params, table=table, seed=seed, **sizes)
   baseline = None
   if recipe.baseline:
     baseline = make_baseline(

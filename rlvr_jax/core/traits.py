@@ -12,7 +12,7 @@ does not mind.
 from collections.abc import Iterable
 from typing import Any
 
-from rlvr_jax.core.types import Array, Recipe, Rows
+from rlvr_jax.core.types import Array, Recipe, Rows, plain_table
 
 READS = ("token", "prefix", "row")  # each reads what the one before does, and more
 
@@ -75,7 +75,7 @@ def check(recipe: Recipe) -> Recipe:
   if absent:
     names = ", ".join(sorted(absent))
     raise ValueError(f"a piece of the recipe reads log-probs of {names}: add them to annotate")
-  knobs = recipe.control.value(recipe.control.init(1))
+  knobs = recipe.control.value(recipe.control.init(plain_table(1)))
   if "temperature" not in knobs:
     raise ValueError(f"control has no knob 'temperature', only {sorted(knobs)}")
   return recipe

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -184,12 +185,30 @@ class PromptTable(flax.struct.PyTreeNode):
   difficulty: Array | None = None  # int32 [M], level by the source's own measure; 0: not known
 
 
+def plain_table(num_prompts: int, *, source=None, difficulty=None) -> PromptTable:
+  """A table of prompts without tokens, for what asks only how many there are, and of which kind.
+
+  Args:
+    source: [M] whole numbers; None: all 0.
+    difficulty: [M] whole numbers; None: not known.
+  """
+  zeros = np.zeros(num_prompts, np.int32)
+  as_table = lambda x: zeros if x is None else np.asarray(x, np.int32)
+  return PromptTable(
+    tokens=np.zeros((num_prompts, 0), np.int32),
+    length=zeros,
+    source=as_table(source),
+    difficulty=None if difficulty is None else as_table(difficulty),
+  )
+
+
 class Belief(flax.struct.PyTreeNode):
   """What is believed of the solve rate of C prompts."""
 
   mean: Array  # float32 [C]
   variance: Array  # float32 [C], spread of the belief, not p(1-p)
   evidence: Array  # float32 [C], pseudo-observations
+  tokens: Array | None = None  # float32 [C], response tokens a rollout is expected to take
 
 
 class Candidates(flax.struct.PyTreeNode):
@@ -198,6 +217,7 @@ class Candidates(flax.struct.PyTreeNode):
   id: Array  # int32 [C]
   score: Array  # float32 [C]
   source: Array  # int32 [C]
+  belief: Belief  # of [C] each
   taken: Array  # bool [C], already rolled out in this step
   visited: Array  # bool [C], already drawn in this epoch
 
@@ -254,7 +274,7 @@ class Feedback(flax.struct.PyTreeNode):
 
 
 class BeliefModel(NamedTuple):
-  init: Callable  # (num_prompts) -> state
+  init: Callable  # (table) -> state
   update: Callable  # (state, tally) -> state, once a step over the whole table
   belief: Callable  # (state, id [C]) -> Belief
 
@@ -262,7 +282,7 @@ class BeliefModel(NamedTuple):
 class PromptPosterior(NamedTuple):
   """A belief model with an acquisition: see posterior.acquisition.scored."""
 
-  init: Callable  # (num_prompts) -> state
+  init: Callable  # (table) -> state
   update: Callable  # (state, tally) -> state
   belief: Callable  # (state, id [C]) -> Belief
   score: Callable  # (state, key, id [C], knobs) -> float32 [C]
@@ -294,9 +314,28 @@ class Objective(NamedTuple):
 class Controller(NamedTuple):
   """Numbers that adapt during a run."""
 
-  init: Callable  # (num_prompts) -> state
+  init: Callable  # (table) -> state
   value: Callable  # (state) -> knobs
   update: Callable  # (state, feedback) -> state
+
+
+class Replay(NamedTuple):
+  """What is kept of one step for later ones; None: it does nothing there.
+
+  Tokens that come back are `reused`, counted on their row.
+  """
+
+  init: Callable  # (table, num_places T) -> state
+  # (state) -> bool [M]: prompts with rows that wait to go on; the next round draws them first.
+  held: Callable | None
+  # (state, rows) -> (rows, reused int32 [N]): the seeds of a wave, with what is kept of them put in.
+  resume: Callable | None
+  # (state, rows, key, step) -> (rows, reused int32 [N]): kept rows in places of padding, before `choose`.
+  # Beliefs and the groups' trials and successes do not hear of them.
+  merge: Callable | None
+  # (state, rows, chosen, step) -> (state, banked bool [N]): what of a round is kept; banked rows leave it.
+  add: Callable | None
+  room: int = 0  # rows of a round that `merge` may fill, beyond those that are allocated
 
 
 class Refill(NamedTuple):
@@ -315,6 +354,7 @@ class Recipe(NamedTuple):
   reward: Callable  # (rows, knobs) -> float32 [N]
   choose: Callable  # (key, rows, knobs) -> bool [N], rows that enter the batch
   refill: Refill
+  replay: Replay
   advantage: Callable  # (rows) -> float32 [N,T], 0 off the mask
   weigh: Callable  # (key, rows, advantage, knobs) -> float32 [N,T]
   objective: Objective
@@ -348,6 +388,7 @@ class Collector(flax.struct.PyTreeNode):
   """What collecting rollouts changes."""
 
   posterior: Any
+  replay: Any
   visited: Array  # bool [M], prompts already drawn in this epoch
   epoch: Array  # int32 []
   key: Array  # key of the run; constant

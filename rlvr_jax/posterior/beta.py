@@ -28,7 +28,8 @@ def beta(*, prior: float = 1.0, keep: float = 1.0) -> BeliefModel:
   if not 0 < keep <= 1:
     raise ValueError(f"keep must lie in (0, 1], got {keep}")
 
-  def init(num_prompts):
+  def init(table):
+    num_prompts = len(table.length)
     return BetaState(jnp.zeros(num_prompts, jnp.float32), jnp.zeros(num_prompts, jnp.float32))
 
   def update(state, tally):

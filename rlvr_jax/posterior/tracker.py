@@ -53,7 +53,8 @@ def tracker(
     raise ValueError(f"strength must be positive, got {strength}")
   start = np.clip(np.asarray(initial, np.float32), 0.05, 0.95)
 
-  def init(num_prompts):
+  def init(table):
+    num_prompts = len(table.length)
     if start.ndim and start.shape != (num_prompts,):
       raise ValueError(f"initial has {start.size} values, the table {num_prompts} prompts")
     a = jnp.broadcast_to(jnp.asarray(strength * start, jnp.float32), (num_prompts,))
@@ -90,7 +91,8 @@ def average(*, keep: float = 0.9) -> BeliefModel:
   if not 0 <= keep < 1:
     raise ValueError(f"keep must lie in [0, 1), got {keep}")
 
-  def init(num_prompts):
+  def init(table):
+    num_prompts = len(table.length)
     return AverageState(jnp.zeros(num_prompts, jnp.float32), jnp.zeros(num_prompts, jnp.int32))
 
   def update(state, tally):
@@ -131,7 +133,8 @@ def anchor(*, successes=None, trials=None, refresh: int = 0) -> BeliefModel:
   if given is not None and not ((given[1] >= 0) & (given[1] <= given[0])).all():
     raise ValueError("successes must lie between 0 and trials")
 
-  def init(num_prompts):
+  def init(table):
+    num_prompts = len(table.length)
     counts = jnp.zeros((2, num_prompts), jnp.float32) if given is None else jnp.asarray(given)
     if counts.shape != (2, num_prompts):
       raise ValueError(f"the reference has {counts.shape[1]} prompts, the table {num_prompts}")

@@ -28,6 +28,7 @@ SLOTS = {
   "reward": ("rlvr_jax.reward",),
   "choose": ("rlvr_jax.keep.choose",),
   "refill": ("rlvr_jax.core.types",),
+  "replay": ("rlvr_jax.replay",),
   "advantage": ("rlvr_jax.advantage",),
   "weigh": ("rlvr_jax.keep.weigh", "rlvr_jax.keep.steps"),
   "objective": ("rlvr_jax.objective", "rlvr_jax.keep.veto"),

@@ -13,6 +13,7 @@ from rlvr_jax.keep import choose, weigh
 from rlvr_jax.objective import aggregate, ratio
 from rlvr_jax.posterior import acquisition
 from rlvr_jax.posterior.beta import beta
+from rlvr_jax.replay.nothing import nothing
 from rlvr_jax.reward.outcome import outcome
 from rlvr_jax.rollout.linear import linear
 from rlvr_jax.select.epoch import epoch
@@ -60,6 +61,7 @@ def grpo(
     reward=outcome(),
     choose=choose.everything(),
     refill=Refill(rounds=1),
+    replay=nothing(),
     advantage=group.group_mean(scale=scale, ddof=ddof),
     weigh=weigh.all_tokens(),
     objective=ratio.clipped(low=clip_low, high=clip_high),

@@ -61,8 +61,8 @@ def soft_compression(
 def phases(base: Controller, accuracy: int, compression: int) -> Controller:
   """The knobs of `base` and "compression": 0, then 1 for some steps (0: for good), then 0."""
 
-  def init(num_prompts):
-    return base.init(num_prompts), jnp.zeros((), jnp.int32)
+  def init(table):
+    return base.init(table), jnp.zeros((), jnp.int32)
 
   def value(state):
     step = state[1]

@@ -19,6 +19,7 @@ from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import (
   ERROR,
+  OPEN,
   Candidates,
   Collector,
   Policy,
@@ -54,11 +55,11 @@ class Batch(NamedTuple):
 
 
 def completions(rows: Rows, decode_text: Callable[[list[int]], str]):
-  """(index of each valid row, its text, the token ids of its response), read on the host."""
-  tokens, start, length, valid = hosts.host(
-    (rows.tokens, rows.response_start, rows.length, rows.valid)
+  """(index of each valid row that has ended, its text, the token ids of its response), on the host."""
+  tokens, start, length, valid, status = hosts.host(
+    (rows.tokens, rows.response_start, rows.length, rows.valid, rows.status)
   )
-  index = np.flatnonzero(valid)
+  index = np.flatnonzero(valid & (status != OPEN))
   ids = [tokens[i, start[i] : length[i]].tolist() for i in index]
   return index, [decode_text(one) for one in ids], ids
 
@@ -111,6 +112,7 @@ def make_collect(
   if sum(plan) > budget or min(plan) < 1:
     raise ValueError(f"the allocator plans waves {plan} for a budget of {budget} rows")
   num_places = prompt_places + max_new_tokens
+  replay = recipe.replay
   names = scorer.names if scorer else ()
   weighty = tuple(name for name in names if scorer and scorer.weights[name])
   if clash := sorted(set(names) & set(sources)):
@@ -133,8 +135,14 @@ def make_collect(
   def open_round(collector: Collector, key, offered, taken, step, knobs):
     ids = jnp.arange(num_table, dtype=jnp.int32)
     score = recipe.posterior.score(collector.posterior, keys.stream(key, "score"), ids, knobs)
-    candidates = Candidates(ids, score, table.source, taken | ~offered, collector.visited)
+    belief = recipe.posterior.belief(collector.posterior, ids)
+    barred = taken | ~offered
     pick = lambda c: recipe.select(keys.stream(key, "select"), c, prompts, knobs)
+    if replay.held is not None:
+      waiting = replay.held(collector.replay) & ~taken
+      barred |= waiting
+      pick = functools.partial(_after, waiting, pick)
+    candidates = Candidates(ids, score, table.source, belief, barred, collector.visited)
     old = pick(candidates)
     # The epoch has run out: its last prompts come first, and the next epoch fills the round.
     ended = ~old.valid.all() & collector.visited.any()
@@ -146,11 +154,11 @@ def make_collect(
     if offer is not None:
       visited = jnp.zeros_like(visited)
     i = chosen.index
-    belief = recipe.posterior.belief(collector.posterior, i)
+    belief = jax.tree.map(lambda x: x[i], belief)
     these = Prompts(
       i, table.tokens[i], table.length[i], table.source[i], score[i], belief, chosen.valid
     )
-    round = Round(these, blank(sum(plan)), jnp.zeros((), jnp.int32), step)
+    round = Round(these, blank(sum(plan) + replay.room), jnp.zeros((), jnp.int32), step)
     taken = taken.at[i].max(chosen.valid)
     collector = collector.replace(visited=visited, epoch=collector.epoch + ended)
     return collector, round, recipe.allocate.init(these, knobs), taken
@@ -161,7 +169,7 @@ def make_collect(
     return counts, counts.sum(), state
 
   @functools.partial(jax.jit, static_argnums=0)
-  def seed(width, key, round, counts, wave, tally, knobs):
+  def seed(width, key, round, counts, wave, tally, knobs, kept):
     these = round.prompts
     group, valid = groups.expand(counts, width)
     prompt_id = these.id[group]
@@ -183,12 +191,19 @@ def make_collect(
       prior=these.belief.mean[group],
       extras=unscored(width),
     )
-    return constrain(rows)
+    reused = jnp.zeros(width, jnp.int32)
+    if replay.resume is not None:
+      rows, reused = replay.resume(kept, rows)
+    return constrain(rows), reused
 
   @jax.jit
-  def settle_roll(round, rows, counts, offset, tally):
+  def settle_roll(round, rows, counts, reused, offset, tally):
     by_prompt = lambda x: groups.total(x, rows.prompt_id, rows.valid, num_table)
-    booked = {"generated": by_prompt(counts.generated), "prefilled": by_prompt(counts.prefilled)}
+    booked = {
+      "generated": by_prompt(counts.generated),
+      "prefilled": by_prompt(counts.prefilled),
+      "reused": by_prompt(reused),
+    }
     tally = tally.replace(
       drawn=tally.drawn + by_prompt(jnp.ones(len(rows.valid), jnp.int32)),
       tokens=tally.tokens + booked["generated"],
@@ -203,26 +218,38 @@ def make_collect(
     return round.replace(rows=rows.replace(reward=recipe.reward(rows, knobs)))
 
   @jax.jit
-  def close_round(round, key, pool, used, tally, knobs):
+  def close_round(round, key, pool, used, tally, knobs, kept):
     rows = round.rows
-    per_group = lambda x: groups.total(x, rows.group, rows.valid)[rows.group]
-    ones = jnp.ones(len(rows.valid), jnp.float32)
-    rows = rows.replace(trials=per_group(ones), successes=per_group(rows.correct))
-    by_prompt = lambda x, mask: groups.total(x, rows.prompt_id, mask, num_table)
+    ended = rows.valid & (rows.status != OPEN)
+    in_group = lambda x: groups.total(x, rows.group, ended)
+    by_prompt = lambda x, rows, mask: groups.total(x, rows.prompt_id, mask, num_table)
+    ones = jnp.ones(len(ended), jnp.float32)
+    trials, successes = in_group(ones), in_group(rows.correct)
     tally = tally.replace(
-      trials=tally.trials + by_prompt(ones, rows.valid),
-      successes=tally.successes + by_prompt(rows.correct, rows.valid),
+      trials=tally.trials + by_prompt(ones, rows, ended),
+      successes=tally.successes + by_prompt(rows.correct, rows, ended),
     )
+    booked = {"verified": by_prompt(rows.response_mask.sum(1), rows, ended)}
+    metrics = _round_metrics(rows, len(sources), names, weighty)
+    if replay.merge is not None:
+      rows, reused = replay.merge(kept, rows, keys.stream(key, "merge"), round.step)
+      rows = rows.replace(reward=recipe.reward(rows, knobs))
+      booked["reused"] = by_prompt(reused, rows, rows.valid)
+    rows = rows.replace(trials=trials[rows.group], successes=successes[rows.group])
     chosen = recipe.choose(keys.stream(key, "choose"), rows, knobs) & _scored(rows, weighty)
+    chosen &= rows.status != OPEN
+    banked = jnp.zeros_like(chosen)
+    if replay.add is not None:
+      kept, banked = replay.add(kept, rows, chosen, round.step)
     pool, used, placed = rows_lib.append(pool, used, rows, chosen)
     made = rows.response_mask.sum(1)
-    booked = {
-      "verified": by_prompt(made, rows.valid),
-      "batched": by_prompt(made, placed),
-      "rejected": by_prompt(made, rows.valid & ~chosen),
-      "surplus": by_prompt(made, chosen & ~placed),
+    booked |= {
+      "batched": by_prompt(made, rows, placed),
+      "banked": by_prompt(made, rows, banked),
+      "rejected": by_prompt(made, rows, rows.valid & ~chosen & ~banked),
+      "surplus": by_prompt(made, rows, chosen & ~placed),
     }
-    return pool, used, tally, booked, _round_metrics(rows, len(sources), names, weighty)
+    return pool, used, tally, booked, metrics, kept
 
   @jax.jit
   def end(posterior, tally):
@@ -244,7 +271,7 @@ def make_collect(
         counts, total, state = allocate(width, state, round, wave, knobs)
         if int(total) > width:
           raise ValueError(f"the allocator gave {int(total)} rows to a wave of {width}")
-        rows = seed(width, run_key, round, counts, wave, tally, knobs)
+        rows, reused = seed(width, run_key, round, counts, wave, tally, knobs, collector.replay)
         rows, made = recipe.rollout(
           policy,
           params,
@@ -255,7 +282,7 @@ def make_collect(
           prompt_places=prompt_places,
           stops=stops,
         )
-        round, tally, booked = settle_roll(round, rows, made, at, tally)
+        round, tally, booked = settle_roll(round, rows, made, reused, at, tally)
         books = ledger.book(books, hosts.host(booked))
         ticks += np.array([made.ticks, made.slot_ticks])
         clock.lap("rollout")
@@ -266,7 +293,10 @@ def make_collect(
         round = settle(round, at, correct, values, knobs)
         clock.lap("verify")
         offset += width
-      pool, used, tally, booked, metrics = close_round(round, key, pool, used, tally, knobs)
+      pool, used, tally, booked, metrics, kept = close_round(
+        round, key, pool, used, tally, knobs, collector.replay
+      )
+      collector = collector.replace(replay=kept)
       books = ledger.book(books, hosts.host(booked))
       rounds.append(hosts.host(metrics))
       num_groups = int(used[1])
@@ -293,6 +323,13 @@ def make_collect(
   }
   collect.num_places = num_places
   return collect
+
+
+def _after(waiting, pick, candidates: Candidates) -> Selection:
+  """What `pick` selects, after the prompts that are `waiting` [M]."""
+  others = pick(candidates)
+  some, index = jax.lax.top_k(waiting.astype(jnp.int32), len(others.index))
+  return _fill(Selection(index.astype(jnp.int32), some > 0, others.consumed), others)
 
 
 def _fill(first: Selection, second: Selection) -> Selection:

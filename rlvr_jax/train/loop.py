@@ -188,7 +188,7 @@ def train(
     baseline = _baseline(config, forms, recipe, collect.num_places, placement)
     learn = attach(learn, baseline)
     evaluate = _evaluations(config, policy, forms.merged, tokenizer, held, judge, placement)
-    sizes = {"num_prompts": num_prompts, "seed": config.seed}
+    sizes = {"table": prompts.table, "num_places": collect.num_places, "seed": config.seed}
     state = init_state(recipe, optimizer, forms.trained, **sizes, frozen=forms.frozen)
     forms = forms._replace(trained=None)  # the state has taken them over
     if baseline:

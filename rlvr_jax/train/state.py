@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from rlvr_jax.core import ledger, table
-from rlvr_jax.core.types import Collector, Learner, Params, Recipe, RunState
+from rlvr_jax.core.types import Collector, Learner, Params, PromptTable, Recipe, RunState
 from rlvr_jax.models.lora import fingerprint
 from rlvr_jax.train.config import Config
 from rlvr_jax.train.optimizers import OPTIMIZERS, scaled, with_rate
@@ -85,23 +85,25 @@ def with_master_weights(optimizer: optax.GradientTransformation) -> optax.Gradie
 
 
 def init_state(
-  recipe: Recipe, optimizer, params, *, num_prompts: int, seed: int, frozen=None
+  recipe: Recipe, optimizer, params, *, table: PromptTable, num_places: int, seed: int, frozen=None
 ) -> RunState:
   """The state before step 0. It takes the parameters over: the learner donates its state, so the caller's
   arrays are gone after the first update. Copy them before, if they are still wanted.
-  Of `frozen`, parameters that are not trained, the state keeps the fingerprint.
+  Of `frozen`, parameters that are not trained, the state keeps the fingerprint. Rows have `num_places` (T).
   """
   params = jax.tree.map(jnp.asarray, params)
+  num_prompts = len(table.length)
   key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 0))
   learner = Learner(
     params=params,
     opt_state=jax.jit(optimizer.init)(params),
-    control=recipe.control.init(num_prompts),
+    control=recipe.control.init(table),
     step=jnp.zeros((), jnp.int32),
     skipped=jnp.zeros((), jnp.int32),
   )
   collector = Collector(
-    posterior=recipe.posterior.init(num_prompts),
+    posterior=recipe.posterior.init(table),
+    replay=recipe.replay.init(table, num_places),
     visited=jnp.zeros(num_prompts, bool),
     epoch=jnp.zeros((), jnp.int32),
     key=key,

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Learner, Objective, Policy, Recipe, Tally
+from rlvr_jax.core.types import Learner, Objective, Policy, Recipe, Tally, plain_table
 from rlvr_jax.train.learn import make_learn
 
 
@@ -51,7 +51,7 @@ def warm_start(
   learner = Learner(
     params=jax.tree.map(lambda p: jnp.array(p, copy=True), params),
     opt_state=optimizer.init(params),
-    control=recipe.control.init(1),
+    control=recipe.control.init(plain_table(1)),
     step=jnp.zeros((), jnp.int32),
     skipped=jnp.zeros((), jnp.int32),
   )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvr_jax import control as package
-from rlvr_jax.core.types import Feedback, Tally
+from rlvr_jax.core.types import Feedback, Tally, plain_table
 from tests import toy
 
 FACTORIES = toy.factories(
@@ -17,7 +17,7 @@ FACTORIES = toy.factories(
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_controllers(factory):
   control = factory()
-  state = control.init(20)
+  state = control.init(plain_table(20))
   rows = toy.random_rows(0)
   counts = jnp.ones(20, jnp.int32)
   tally = Tally(jnp.ones(20), jnp.zeros(20), counts, counts)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlvr_jax.core import ledger, table
-from rlvr_jax.core.types import Recipe
+from rlvr_jax.core.types import Recipe, plain_table
 from rlvr_jax.recipes import RECIPES
 from rlvr_jax.train import metrics as names
 from tests import toy, toy_run
@@ -37,7 +37,7 @@ def test_builds_with_its_defaults(name):
   recipe = build(name)
   assert isinstance(recipe, Recipe)
   assert recipe.refill.rounds >= 1 and recipe.updates >= 1
-  assert {"temperature"} <= set(recipe.control.value(recipe.control.init(3)))
+  assert {"temperature"} <= set(recipe.control.value(recipe.control.init(plain_table(3))))
 
 
 @recipes

@@ -2,11 +2,12 @@ import jax.numpy as jnp
 import pytest
 
 from rlvr_jax.control.constant import constant
+from rlvr_jax.core.types import plain_table
 
 
 def test_values_stay_whatever_happens():
   control = constant(temperature=0.7, beta=2)
-  state = control.init(9)
+  state = control.init(plain_table(9))
   for _ in range(2):
     knobs = control.value(state)
     assert set(knobs) == {"temperature", "beta"}

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 from launch import evaluate
+from rlvr_jax.core.types import plain_table
 from rlvr_jax.models.convert import on_default_device
 from rlvr_jax.models.load import export_policy, load_policy
 from rlvr_jax.recipes.grpo import grpo
@@ -41,7 +42,7 @@ def workdir(tmp_path_factory):
   optimizer = optax.adamw(1e-3)
   for step in (4, 5):
     params = jax.tree.map(lambda x, s=step: np.asarray(x) * s, loaded.params)
-    state = init_state(grpo(), optimizer, params, num_prompts=8, seed=0)
+    state = init_state(grpo(), optimizer, params, table=plain_table(8), num_places=8, seed=0)
     state = state.replace(
       learner=state.learner.replace(step=np.int32(step) + 0 * state.learner.step)
     )
@@ -167,7 +168,15 @@ def test_a_run_with_lora_is_its_base_with_the_corrections(tmp_path):
   forms = make_forms(config, loaded.policy, loaded.params)
   rng = np.random.default_rng(0)
   trained = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), forms.trained)
-  state = init_state(grpo(), optax.adamw(1e-3), trained, num_prompts=8, seed=0, frozen=forms.frozen)
+  state = init_state(
+    grpo(),
+    optax.adamw(1e-3),
+    trained,
+    table=plain_table(8),
+    num_places=8,
+    seed=0,
+    frozen=forms.frozen,
+  )
   with Checkpointer(path, keep=2) as checkpoints:
     checkpoints.save(state)
 

@@ -8,7 +8,7 @@ import pytest
 
 from launch import memory as command
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Tally
+from rlvr_jax.core.types import Tally, plain_table
 from rlvr_jax.decode import decode as engine
 from rlvr_jax.decode.stops import Stops
 from rlvr_jax.models.configs import tiny
@@ -69,7 +69,9 @@ def test_an_update_is_predicted_within_fifteen_percent():
     read_tokens=read,
   )  # fmt: skip
   params = jax.eval_shape(policy.init, jax.random.key(0))
-  start = lambda p: init_state(recipe, optimizer, p, num_prompts=1, seed=0).learner
+  start = lambda p: (
+    init_state(recipe, optimizer, p, table=plain_table(1), num_places=8, seed=0).learner
+  )
   learner = jax.eval_shape(start, params)
   rows = jax.eval_shape(lambda: rows_lib.blank(ROWS, PLACES))
   packed = memory.packed_shapes(learn.sizes, ROWS, PLACES)

@@ -19,7 +19,7 @@ from launch import meshes
 from rlvr_jax.core import ledger
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
-from rlvr_jax.core.types import RunState, Tally
+from rlvr_jax.core.types import RunState, Tally, plain_table
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.grpo import grpo
@@ -85,7 +85,9 @@ def _parts(mesh):
   def start():
     params = POLICY.init(jax.random.key(0))
     params = {**params, "embedding": 12 * params["embedding"]}
-    state = init_state(recipe, optimizer, params, num_prompts=len(TASK.train), seed=0)
+    state = init_state(
+      recipe, optimizer, params, table=plain_table(len(TASK.train)), num_places=8, seed=0
+    )
     return placement.state(state, POLICY)
 
   return start, collect, learn, evaluate
@@ -172,7 +174,9 @@ def test_logits_stay_on_the_devices_that_made_them():
     policy, recipe, optimizer, num_rows=16, num_places=20, num_prompts=4, bin_tokens=256,
     read_tokens=16, lanes=placement.lanes, constrain=placement.rows,
   )  # fmt: skip
-  state = init_state(recipe, optimizer, policy.init(jax.random.key(0)), num_prompts=4, seed=0)
+  state = init_state(
+    recipe, optimizer, policy.init(jax.random.key(0)), table=plain_table(4), num_places=8, seed=0
+  )
   learner = placement.state(state, policy).learner
   rows, zeros = rows_lib.blank(16, 20), jnp.zeros(4, jnp.int32)
   nothing = np.zeros((16, 20), bool)
@@ -219,7 +223,9 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path):
 
 def test_dimensions_that_the_mesh_does_not_divide_are_named():
   odd = decoder(tiny(23, num_layers=1))
-  state = init_state(grpo(), optax.sgd(1.0), odd.init(jax.random.key(0)), num_prompts=3, seed=0)
+  state = init_state(
+    grpo(), optax.sgd(1.0), odd.init(jax.random.key(0)), table=plain_table(3), num_places=8, seed=0
+  )
   placement = meshes.place("2x2x2").placement
   with pytest.raises(ValueError, match=r"embedding.* \(23, 64\): dimension 0 .*'tensor' \(2\)"):
     placement.state(state, odd)

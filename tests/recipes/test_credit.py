@@ -7,7 +7,7 @@ import pytest
 
 from rlvr_jax.advantage import anchored
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Belief, Candidates, Prompts, Round
+from rlvr_jax.core.types import Belief, Candidates, Prompts, Round, plain_table
 from rlvr_jax.recipes import v0_5 as v0_5_module
 from rlvr_jax.recipes.blockwise import block, blockwise
 from rlvr_jax.recipes.dr_grpo import dr_grpo
@@ -131,7 +131,7 @@ def test_uniqueness_and_fapo_without_their_plug_in_are_grpo():
 
 def test_soft_compression_has_phases():
   control = soft_compression(accuracy_steps=1, compression_steps=2, temperature=0.5).control
-  state, on = control.init(3), []
+  state, on = control.init(plain_table(3)), []
   for _ in range(5):
     knobs = control.value(state)
     on.append(float(knobs["compression"]))
@@ -148,12 +148,13 @@ def test_pvpo_leaves_out_what_the_reference_solves(tmp_path):
   path = tmp_path / "profile.npz"
   np.savez(path, trials=[8, 8, 8, 4, 0], successes=[0, 1, 8, 4, 0])
   recipe = pvpo(profile=str(path))
-  state = recipe.posterior.init(5)
+  state = recipe.posterior.init(plain_table(5))
   score = recipe.posterior.score(state, KEY, jnp.arange(5), {})
   np.testing.assert_array_equal(score, [1, 1, 0, 1, 1])
   no = jnp.zeros(5, bool)
+  belief = recipe.posterior.belief(state, jnp.arange(5))
   ids = jnp.arange(5, dtype=jnp.int32)
-  selection = recipe.select(KEY, Candidates(ids, score, ids, no, no), 5, {})
+  selection = recipe.select(KEY, Candidates(ids, score, ids, belief, no, no), 5, {})
   assert set(np.asarray(selection.index[selection.valid]).tolist()) == {0, 1, 3, 4}
   np.savez(path, trials=[8])
   with pytest.raises(ValueError, match=r"lacks the arrays \['successes'\]"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlvr_jax.core.types import plain_table
 from rlvr_jax.objective import aggregate
 from rlvr_jax.recipes.asyncwebrl import asyncwebrl, episode_mean
 from rlvr_jax.recipes.d3s import d3s
@@ -60,7 +61,7 @@ def test_an_episode_ignores_rows_that_are_not_valid():
 
 def test_shares_of_d3s_grow():
   recipe = d3s(ramp_steps=100)
-  state = recipe.control.init(3)
+  state = recipe.control.init(plain_table(3))
   for done, expect in ((0, 0.25), (40, 0.35), (100, 0.5), (500, 0.5)):
     knobs = recipe.control.value((jnp.int32(done), state[1]))
     assert float(knobs["rows_share"]) == pytest.approx(expect)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from rlvr_jax.core.types import Learner, Tally
+from rlvr_jax.core.types import Learner, Tally, plain_table
 from rlvr_jax.keep import weigh
 from rlvr_jax.objective import aggregate, anchors, bounds, kl, ratio, scopes
 from rlvr_jax.recipes.grpo import grpo
@@ -34,7 +34,7 @@ def batch():
 def learner(recipe, optimizer):
   params = jax.tree.map(jnp.copy, OWN)
   zeros = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two arrays: both are donated
-  return Learner(params, optimizer.init(params), recipe.control.init(N), *zeros)
+  return Learner(params, optimizer.init(params), recipe.control.init(plain_table(N)), *zeros)
 
 
 def step(recipe, rows, models=None):

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from rlvr_jax.core.types import plain_table
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.state import init_state
@@ -18,7 +19,12 @@ def _state(step=3, num_prompts=5, width=4, dtype=jnp.float32, optimizer=None, se
   key = jax.random.key(seed)
   params = {"a": jax.random.normal(key, (width, 2), dtype), "b": {"c": jnp.arange(3.0)}}
   state = init_state(
-    RECIPE, optimizer or optax.adam(1e-3), params, num_prompts=num_prompts, seed=seed
+    RECIPE,
+    optimizer or optax.adam(1e-3),
+    params,
+    table=plain_table(num_prompts),
+    num_places=8,
+    seed=seed,
   )
   learner = state.learner.replace(
     step=jnp.asarray(step, jnp.int32),

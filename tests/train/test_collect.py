@@ -11,7 +11,7 @@ import pytest
 
 from rlvr_jax.core import ledger
 from rlvr_jax.core.records import Verdict
-from rlvr_jax.core.types import Allocator, Collector, PromptTable
+from rlvr_jax.core.types import Allocator, Collector, PromptTable, plain_table
 from rlvr_jax.recipes.dapo import dapo
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.train.collect import make_collect
@@ -77,7 +77,8 @@ class Run(NamedTuple):
 
   def start(self):
     return Collector(
-      posterior=self.recipe.posterior.init(self.num),
+      posterior=self.recipe.posterior.init(plain_table(self.num)),
+      replay=self.recipe.replay.init(plain_table(self.num), self.collect.num_places),
       visited=jnp.zeros(self.num, bool),
       epoch=jnp.zeros((), jnp.int32),
       key=jax.random.key_data(jax.random.key(1)),
@@ -85,7 +86,7 @@ class Run(NamedTuple):
 
   def step(self, number, state):
     collector, books = state
-    control = self.recipe.control.init(self.num)
+    control = self.recipe.control.init(plain_table(self.num))
     collector, batch, books, _ = self.collect(PARAMS, jnp.int32(number), control, collector, books)
     return jax.device_get(batch), (collector, books)
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlvr_jax.core import keys
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Learner, Objective, Rows, Spans, Tally
+from rlvr_jax.core.types import Learner, Objective, Rows, Spans, Tally, plain_table
 from rlvr_jax.decode.decode import decode
 from rlvr_jax.models.configs import tiny
 from rlvr_jax.models.transformer import decoder
@@ -63,7 +63,7 @@ def _learner(optimizer=KEEP, params=None, step=0):
   return Learner(
     params=params,
     opt_state=optimizer.init(params),
-    control=RECIPE.control.init(PROMPTS),
+    control=RECIPE.control.init(plain_table(PROMPTS)),
     step=jnp.asarray(step, jnp.int32),
     skipped=jnp.zeros((), jnp.int32),
   )
@@ -532,7 +532,7 @@ def _memory(policy, bin_tokens=0):
   rows, count = _rows(full=False), jnp.zeros((), jnp.int32)
   params = jax.eval_shape(policy.init, jax.random.key(0))
   state = jax.eval_shape(ADAM.init, params)
-  learner = Learner(params, state, RECIPE.control.init(PROMPTS), count, count)
+  learner = Learner(params, state, RECIPE.control.init(plain_table(PROMPTS)), count, count)
   prepared = jax.eval_shape(learn.parts["prepare"], learner, rows, jax.random.key(0))
   packed, _ = pack.pack(rows.tokens, np.zeros((N, T), bool), rows.temperature, learn.sizes)
   tally = Tally(*[jnp.zeros(PROMPTS, jnp.float32)] * 4)

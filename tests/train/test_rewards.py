@@ -297,12 +297,13 @@ def _step(recipe, *functions):
       max_new_tokens=NEW, eos_ids=[END], sources=("even", "odd"), scorer=scorer,
     )  # fmt: skip
     collector = Collector(
-      posterior=recipe.posterior.init(NUM),
+      posterior=recipe.posterior.init(table),
+      replay=(),
       visited=jnp.zeros(NUM, bool),
       epoch=jnp.zeros((), jnp.int32),
       key=jax.random.key_data(jax.random.key(1)),
     )
-    args = PARAMS, jnp.int32(0), recipe.control.init(NUM)
+    args = PARAMS, jnp.int32(0), recipe.control.init(table)
     collector, batch, books, _ = collect(*args, collector, ledger.new(NUM))
     collect(*args, collector, books)
     with CompileCounter() as compiled:

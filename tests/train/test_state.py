@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from rlvr_jax.core import ledger
+from rlvr_jax.core.types import plain_table
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.train.config import Config
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule, with_master_weights
@@ -82,7 +83,8 @@ def test_the_optimizer_state_is_float32(dtype):
 def test_the_state_before_step_0():
   params = {"w": jnp.ones(3)}
   one, two = (
-    init_state(grpo(), optax.adam(0.1), params, num_prompts=4, seed=seed) for seed in (0, 1)
+    init_state(grpo(), optax.adam(0.1), params, table=plain_table(4), num_places=8, seed=seed)
+    for seed in (0, 1)
   )
   np.testing.assert_array_equal(one.learner.params["w"], np.ones(3))
   assert int(one.learner.step) == int(one.learner.skipped) == int(one.collector.epoch) == 0
