@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 from absl import app, flags, logging
 
@@ -110,27 +111,29 @@ class Work:
     )
 
 
-def tick_products(policy, params, slots):
-  """Seconds of the matrix products of one token step alone, for `slots` rows.
+class Products(NamedTuple):
+  """The matrix products of a model alone, over some tokens."""
 
-  Also returns their floating-point operations and the bytes of weights they stream.
-  """
+  seconds: float  # one pass
+  flops: int
+  weight_bytes: int  # streamed
+
+
+def products(policy, params, tokens, *, layers=True, head=True):
+  """Products with the weights of the layers and of the head, for `tokens` side by side."""
   import jax
   import jax.numpy as jnp
 
-  config = policy.config
-  layers = [params[f"layers_{i}"] for i in range(config.num_layers)]
-  head = params["embedding"] if config.tied else params["head"]
-  shapes = [
-    layer[name].shape for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")
-  ]
-  shapes.append(head.shape)
-  weights = [layer[n] for layer in layers for n in ("q", "k", "v", "o", "gate", "up", "down")] + [
-    head
-  ]
+  config, weights = policy.config, []
+  if layers:
+    names = "q", "k", "v", "o", "gate", "up", "down"
+    weights += [params[f"layers_{i}"][name] for i in range(config.num_layers) for name in names]
+  if head:
+    weights.append(params["embedding"] if config.tied else params["head"])
+  shapes = [w.shape for w in weights]
 
   @jax.jit
-  def products(x, weights):
+  def run(x, weights):
     # Each product waits for the one before it, as in a model; its result is used, so it is not dropped.
     out = []
     for w in weights:
@@ -138,10 +141,12 @@ def tick_products(policy, params, slots):
       x = x + 1e-9 * out[-1]
     return jnp.stack(out)
 
-  x = jnp.ones((max(b for _, b in shapes), slots), weights[0].dtype)
-  seconds = timed(lambda: products(x, weights), 5)
-  flops = sum(2 * slots * a * b for a, b in shapes)
-  return seconds, flops, sum(w.nbytes for w in weights)
+  x = jnp.ones((max(b for _, b in shapes), tokens), weights[0].dtype)
+  return Products(
+    seconds=timed(lambda: run(x, weights), 5),
+    flops=sum(2 * tokens * a * b for a, b in shapes),
+    weight_bytes=sum(w.nbytes for w in weights),
+  )
 
 
 def timed(call, repeats):
@@ -167,7 +172,7 @@ def bench_decode(loaded, work, *, slots, calls):
   slots = min(slots or work.num_rows, work.num_rows)
   parts = engine.parts_of(loaded.policy)
   eos = jnp.asarray([-1], jnp.int32)  # nothing ends a row but its length
-  product_seconds, flops, weight_bytes = tick_products(loaded.policy, loaded.params, slots)
+  ideal = products(loaded.policy, loaded.params, slots)
   for call in range(calls):
     rows = jax.block_until_ready(work.rows(call))
     sizes = {"num_contexts": work.prompts, "prompt_places": work.prompt_places}
@@ -183,7 +188,7 @@ def bench_decode(loaded, work, *, slots, calls):
     )
     seconds = time.perf_counter() - began
     tokens, ticks = int(counts.generated.sum()), int(counts.ticks)
-    roofline = int(counts.slot_ticks) / slots * product_seconds
+    roofline = int(counts.slot_ticks) / slots * ideal.seconds
     yield {
       "tokens_per_second": tokens / seconds,
       "seconds": seconds,
@@ -194,8 +199,8 @@ def bench_decode(loaded, work, *, slots, calls):
       "ticks": ticks,
       "slot_use": tokens / int(counts.slot_ticks),
       "roofline_fraction": roofline / max(seconds - prefill, 1e-9),
-      "product_gflops": flops / product_seconds / 1e9,
-      "weight_gb_per_second": weight_bytes / product_seconds / 1e9,
+      "product_gflops": ideal.flops / ideal.seconds / 1e9,
+      "weight_gb_per_second": ideal.weight_bytes / ideal.seconds / 1e9,
     }
 
 
@@ -255,25 +260,74 @@ def _rewarded(rows):
 
 
 def bench_learn(loaded, work, *, calls):
-  """Yields the seconds of one update of each call; the first has compiled."""
+  """Yields the seconds of one update of each call, and of its parts; the first has compiled.
+
+  The roofline is what the matrix products alone would take: three passes, forward and twice backward, over
+  the distinct tokens in the layers and over those whose log-prob is read in the head.
+  """
   import jax
 
   learn, learner, rest = _learner(loaded, work)
+  width = learn.sizes.bin_tokens
+  layers = products(loaded.policy, loaded.params, width, head=False)
+  head = products(loaded.policy, loaded.params, width, layers=False)
+  forward, optimizer = _learn_parts(loaded, learn, learner)
   for call in range(calls):
     policy = loaded._replace(params=learner.params)
     rows = jax.block_until_ready(_rewarded(_rolled(policy, work, call)))
+    forward_seconds = forward(learner, rows)
     began = time.perf_counter()
     learner, metrics, booked = learn(learner, rows, *rest)
     jax.block_until_ready(learner.params)
     seconds = time.perf_counter() - began
-    params = sum(p.size for p in jax.tree.leaves(loaded.params))
+    computed, read = int(booked["computed"]), int(booked["trained"].sum())
+    flops = (layers.flops * computed + head.flops * read) / width
+    roofline = 3 * (layers.seconds * computed + head.seconds * read) / width
+    backward = seconds - forward_seconds - optimizer
     yield {
       "seconds": seconds,
-      "computed_tokens": int(booked["computed"]),
-      "trained_tokens": int(booked["trained"].sum()),
+      "forward_seconds": forward_seconds,
+      "backward_seconds": backward,
+      "optimizer_seconds": optimizer,
+      "computed_tokens": computed,
+      "trained_tokens": read,
       "sharing": metrics["perf/sharing"],
-      "gflops": 6 * params * int(booked["computed"]) / seconds / 1e9,
+      "gflops": 3 * flops / seconds / 1e9,
+      "forward_gflops": flops / forward_seconds / 1e9,
+      "backward_gflops": 2 * flops / backward / 1e9,
+      "product_gflops": (layers.flops + head.flops) / (layers.seconds + head.seconds) / 1e9,
+      "roofline_fraction": roofline / seconds,
     }
+
+
+def _learn_parts(loaded, learn, learner):
+  """forward(learner, rows) -> its seconds, once compiled; and the median seconds of the optimizer."""
+  import jax
+  import jax.numpy as jnp
+  import optax
+
+  from rlvr_jax.train import pack
+  from rlvr_jax.train.config import Config
+  from rlvr_jax.train.learn import token_stats
+  from rlvr_jax.train.state import make_optimizer, make_schedule
+
+  run = jax.jit(lambda params, packed: token_stats(loaded.policy, params, packed))
+  compiled = set()
+
+  def forward(learner, rows):
+    packed, _ = pack.pack_rows(rows, rows.loss_mask, learn.sizes)
+    if not compiled:
+      jax.block_until_ready(run(learner.params, packed))
+      compiled.add(True)
+    began = time.perf_counter()
+    jax.block_until_ready(run(learner.params, packed))
+    return time.perf_counter() - began
+
+  config = Config()
+  update = make_optimizer(config, make_schedule(config, 1)).update
+  step = jax.jit(lambda g, state, p: optax.apply_updates(p, update(g, state, p)[0]))
+  grads = jax.tree.map(jnp.zeros_like, learner.params)
+  return forward, timed(lambda: step(grads, learner.opt_state, learner.params), 3)
 
 
 def bench_step(loaded, work, *, calls):
