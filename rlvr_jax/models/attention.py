@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from rlvr_jax.core.types import Array, KVCache, Shared, Spans, View, places
+from rlvr_jax.models import kernels
 from rlvr_jax.models.spans import BLOCK, HIDDEN, attend_in_blocks
 
 
@@ -51,14 +52,20 @@ def attend(
   def near(sees: Array, back: Array) -> Array:
     return sees if window is None else sees & (back < window)
 
-  if isinstance(view, Spans) and length > BLOCK:
-    y = attend_in_blocks(q, k, v, view.stop, positions, scale=scale, window=window, softcap=softcap)
-  elif isinstance(view, Spans):
-    own = places(q)
-    sees = (own[:, None, :] <= own[:, :, None]) & (own[:, :, None] < view.stop[:, None, :])
-    sees = near(sees, positions[:, :, None] - positions[:, None, :])
-    leaf = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), None, None
-    y = _mean(_sums(q, leaf, sees, scale, softcap))
+  if isinstance(view, Spans):
+    kernel = kernels.choose(q.dtype, size, length, softcap)
+    if kernel is None and length > BLOCK:
+      rule = {"scale": scale, "window": window, "softcap": softcap}
+      y = attend_in_blocks(q, k, v, view.stop, positions, **rule)
+    else:
+      own = places(q)
+      sees = (own[:, None, :] <= own[:, :, None]) & (own[:, :, None] < view.stop[:, None, :])
+      sees = near(sees, positions[:, :, None] - positions[:, None, :])
+      if kernel is None:
+        leaf = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), None, None
+        y = _mean(_sums(q, leaf, sees, scale, softcap))
+      else:
+        y = kernels.attend(q, k, v, sees, scale=scale, implementation=kernel)
   elif isinstance(view, KVCache):
     view = write(view, layer, k, v, jnp.where(valid, positions, view.places))
     back = positions[:, :, None] - _row(view.places)
