@@ -80,6 +80,7 @@ class Placed(NamedTuple):
 def place(name: str) -> Placed:
   """The mesh and how the trainer lays its data out on it."""
   mesh = make_mesh(name)
+  lanes = mesh.shape["data"] * mesh.shape["fsdp"]
   if mesh.size == 1:
     return Placed(mesh, Placement(), on_default_device)
   along_rows = sharding.rows_sharding(mesh, RULES)
@@ -90,12 +91,16 @@ def place(name: str) -> Placed:
   def state(run: RunState, policy: Policy) -> RunState:
     return place_state(run, policy, mesh)
 
+  def learner(learner: Learner, policy: Policy) -> Learner:
+    layout = learner_shardings(learner, policy, mesh)
+    return jax.lax.with_sharding_constraint(learner, layout)
+
   def leaf(array: np.ndarray, axes: tuple):
     where = sharding.shardings(axes, mesh, RULES)
     sharding.check(array, where, axes)
     return hosts.put(array, where)
 
-  return Placed(mesh, Placement(rows, state, mesh.shape["data"] * mesh.shape["fsdp"]), leaf)
+  return Placed(mesh, Placement(rows, state, learner, lanes), leaf)
 
 
 def place_state(run: RunState, policy: Policy, mesh: Mesh) -> RunState:
@@ -108,7 +113,10 @@ def place_state(run: RunState, policy: Policy, mesh: Mesh) -> RunState:
 
 
 def learner_shardings(learner: Learner, policy: Policy, mesh: Mesh | AbstractMesh) -> Learner:
-  """Parameters and what is shaped like them in the optimizer by their axes; the rest everywhere.
+  """Parameters by their axes; what is shaped like them in the optimizer over the data axis as well.
+
+  The optimizer needs its state once a step: no device holds more than its share of it (ZeRO stage 1, arXiv
+  1910.02054). The rest lies everywhere.
 
   Raises:
     ValueError: if a mesh axis does not divide a dimension of a parameter.
@@ -120,11 +128,12 @@ def learner_shardings(learner: Learner, policy: Policy, mesh: Mesh | AbstractMes
   )  # those that are trained
   by_axes = sharding.shardings(axes, mesh, RULES)
   sharding.check(params, by_axes, axes)
+  spread = jax.tree.map(lambda x, s: sharding.spread(s, x.shape, "data"), params, by_axes)
   everywhere = NamedSharding(mesh, PartitionSpec())
   structure = jax.tree.structure(params)
   like_params = lambda x: jax.tree.structure(x) == structure
   layout = lambda tree: jax.tree.map(
-    lambda x: by_axes if like_params(x) else everywhere, tree, is_leaf=like_params
+    lambda x: spread if like_params(x) else everywhere, tree, is_leaf=like_params
   )
   return learner.replace(
     params=by_axes,

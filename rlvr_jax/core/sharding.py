@@ -1,5 +1,6 @@
 """Logical axis names -> mesh axes. Library code knows the logical names only."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -65,6 +66,26 @@ def check(tree, shardings, axes):
         )
 
   jax.tree_util.tree_map_with_path(one, tree, shardings, axes)
+
+
+def spread(sharding: NamedSharding, shape: Sequence[int], axis: str) -> NamedSharding:
+  """The sharding with the mesh axis laid along one more dimension: the longest that can be divided so.
+
+  The sharding itself if none can, or if it uses the axis already.
+  """
+  sizes = sharding.mesh.shape
+  names = lambda entry: (entry,) if isinstance(entry, str) else tuple(entry or ())
+  entries = [names(entry) for entry in sharding.spec]
+  entries += [()] * (len(shape) - len(entries))
+  if sizes[axis] == 1 or any(axis in entry for entry in entries):
+    return sharding
+  parts = lambda entry: math.prod(sizes[name] for name in (*entry, axis))
+  fits = [d for d, size in enumerate(shape) if size % parts(entries[d]) == 0]
+  if not fits:
+    return sharding
+  longest = max(fits, key=lambda d: shape[d])
+  entries[longest] += (axis,)
+  return NamedSharding(sharding.mesh, PartitionSpec(*(entry or None for entry in entries)))
 
 
 def rows_sharding(mesh: Mesh, rules: AxisRules) -> NamedSharding:

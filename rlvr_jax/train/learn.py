@@ -207,6 +207,7 @@ def make_learn(
   read_tokens: int = READ_TOKENS,
   lanes: int = 1,
   constrain=lambda rows: rows,
+  settle=lambda learner: learner,
   frozen=None,
 ):
   """Builds learn(learner, rows, tally, epoch, key) -> (learner, metrics, booked).
@@ -219,6 +220,7 @@ def make_learn(
     read_tokens: tokens of a lane whose logits exist at a time, see `read`.
     lanes: bins computed side by side; the number of devices along the data axis.
     constrain: lays arrays of rows, or of lanes, over the devices inside jitted functions.
+    settle: lays the new learner over the devices, inside jit.
     frozen: dict of params that the policy reads beside the learner's and that nothing trains.
 
   Raises:
@@ -288,7 +290,7 @@ def make_learn(
     )
     trained = rows.loss_mask & (prepared.weight != 0)
     booked = groups.total(trained.sum(1), rows.prompt_id, rows.valid, num_prompts)
-    return learner, metrics | {"finite": finite}, booked
+    return settle(learner), metrics | {"finite": finite}, booked
 
   def learn(learner, rows, tally, epoch, key):
     prepared = prepare(learner, rows, key)

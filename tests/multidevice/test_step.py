@@ -74,6 +74,7 @@ def _parts(mesh):
   learn = make_learn(
     POLICY, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places,
     num_prompts=len(TASK.train), bin_tokens=16, lanes=placement.lanes, constrain=placement.rows,
+    settle=lambda learner: placement.learner(learner, POLICY),
   )  # fmt: skip
   evaluate = make_evaluate(
     POLICY, "heldout", HELD, ["copy"] * len(HELD.length),
@@ -206,8 +207,18 @@ def test_parameters_lie_where_the_mesh_says():
   assert where(params["layers_0"]["o"]) == ("fsdp", "tensor")
   assert where(params["layers_0"]["down"]) == ("fsdp", "tensor")
   assert where(params["embedding"]) == ("tensor", "fsdp")
-  moments = _run("2x2x2").state.learner.opt_state[0]
-  assert where(moments.mu["layers_0"]["q"]) == ("tensor", "fsdp")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_device_holds_an_eighth_of_the_moments(mesh):
+  """After the last step still; parameters are divided over fsdp and tensor alone."""
+  learner = _run(mesh).state.learner
+  share = lambda x: x.size / x.addressable_shards[0].data.size
+  data = int(mesh[0])
+  for name in ("q", "o", "up", "down"):
+    assert share(learner.params["layers_0"][name]) == 8 / data
+    assert share(learner.opt_state[0].mu["layers_0"][name]) == 8
+  assert share(learner.opt_state[0].nu["embedding"]) == 8
 
 
 def test_a_checkpoint_moves_to_another_mesh(tmp_path):
