@@ -31,7 +31,8 @@ def define_flags():
   flags.DEFINE_string("lengths", None, "lognormal:mean=M,max=X instead of --new_tokens.")
   flags.DEFINE_integer("slots", 0, "Rows decoded at a time; 0: all.")
   flags.DEFINE_string("generator", "gsm_symbolic", "reasoning_gym generator of the prompts.")
-  flags.DEFINE_string("dtype", "float32", "Of activations, cache and parameters.")
+  flags.DEFINE_string("dtype", "float32", "Of activations, parameters and cache.")
+  flags.DEFINE_string("cache_dtype", None, "Of the cache, if another: bfloat16 or int8.")
   flags.DEFINE_integer("repeats", 3, "Timed calls.")
   flags.DEFINE_string("peer", None, "Command of a rival, run in turn with this one.")
   flags.DEFINE_bool("json", False, "One JSON line instead of a table.")
@@ -86,7 +87,7 @@ class Work:
     longest = new_tokens if lengths is None else parse_lengths(lengths)[1]
     self.prompt_places = self.table.tokens.shape[1]
     self.num_places = self.prompt_places + longest
-    self._lengths = lambda call: response_lengths(self.num_rows, new_tokens, lengths, call)
+    self.lengths = lambda call: response_lengths(self.num_rows, new_tokens, lengths, call)
     self._group = jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group)
 
   def rows(self, call):
@@ -106,7 +107,7 @@ class Work:
       valid=jnp.ones(self.num_rows, bool),
       uid=keys.row_uids(jax.random.key(call), 0, self._group, index),
       num_places=self.num_places,
-      max_new_tokens=jnp.asarray(self._lengths(call)),
+      max_new_tokens=jnp.asarray(self.lengths(call)),
       temperature=1.0,
     )
 
@@ -168,6 +169,7 @@ def bench_decode(loaded, work, *, slots, calls):
   import jax.numpy as jnp
 
   from rlvr_jax.decode import decode as engine
+  from rlvr_jax.schedule.simulate import refill_ticks
 
   slots = min(slots or work.num_rows, work.num_rows)
   parts = engine.parts_of(loaded.policy)
@@ -197,6 +199,7 @@ def bench_decode(loaded, work, *, slots, calls):
       "tokens": tokens,
       "prefilled": int(counts.prefilled.sum()),
       "ticks": ticks,
+      "simulated_ticks": refill_ticks(work.lengths(call).tolist(), slots),
       "slot_use": tokens / int(counts.slot_ticks),
       "roofline_fraction": roofline / max(seconds - prefill, 1e-9),
       "product_gflops": ideal.flops / ideal.seconds / 1e9,
@@ -405,7 +408,9 @@ def main(argv):
         raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
     if given.slots and argv[1] != "decode":
       raise ValueError("--slots is for decode; the others decode all rows at once")
-    loaded = load_policy(given.policy, dtype=given.dtype, param_dtype=given.dtype)
+    loaded = load_policy(
+      given.policy, dtype=given.dtype, param_dtype=given.dtype, cache_dtype=given.cache_dtype
+    )
     work = Work(
       loaded,
       generator=given.generator,
