@@ -40,7 +40,7 @@ setup(
   packages=find_packages(
     include=["rlvr_jax", "rlvr_jax.*", "launch", "launch.*", "experiments", "experiments.*"]
   ),
-  package_data={"launch": ["*.sh"]},
+  package_data={"launch": ["*.sh", "*.js", "*.css"]},
   python_requires=">=3.11",
   install_requires=[
     "absl-py",

@@ -16,6 +16,8 @@ import jax.monitoring
 import numpy as np
 import rich.console
 import rich.progress
+import rich.table
+import rich.text
 import tensorboardX
 
 from rlvr_jax.core import ledger
@@ -44,6 +46,7 @@ METRICS = (
   Metric("group/frac_zero_std", "fraction", "groups whose rewards are all equal: no signal"),
   Metric("group/frac_all_0", "fraction", "groups with no correct row"),
   Metric("group/frac_all_1", "fraction", "groups with correct rows only"),
+  Metric("group/size_mean", "rows", "mean rows of a group"),
   Metric("group/trained", "groups", "groups in the learner's batch"),
   Metric("completion/length_mean", "tokens", "mean length of a response"),
   Metric("completion/length_max", "tokens", "longest response"),
@@ -77,6 +80,8 @@ METRICS = (
     for entry, description in ledger.ENTRIES.items()
   ),
   Metric("tokens/discarded", "tokens", "cumulative: rejected and surplus response tokens"),
+  Metric("verifier/timeout_frac", "fraction", "responses that took too long to judge"),
+  Metric("verifier/failed_frac", "fraction", "responses whose verifier crashed or raised"),
   Metric("train/skipped_steps", "updates", "cumulative: updates left out because not finite"),
   Metric("train/epoch", "epochs", "passes over the prompt table that are complete"),
   Metric("time/<phase>_seconds", "s", "wall time of a phase of the step"),
@@ -86,6 +91,7 @@ METRICS = (
     "tokens generated per second of the step, evaluation apart",
   ),
   Metric("perf/sharing", "ratio", "tokens of the learner's rows per token it ran the model on"),
+  Metric("memory/peak_frac", "fraction", "most memory in use so far, of the fullest device"),
   Metric("perf/compilations", "programs", "cumulative: programs compiled by XLA"),
   Metric("eval/<set>/avg@<k>", "verdict", "mean verdict of k responses, partial credit included"),
   Metric("eval/<set>/pass@<k>", "fraction", "unbiased chance that one of k responses is correct"),
@@ -333,8 +339,61 @@ class Sample(NamedTuple):
   rule: str = ""  # what the verifier says of it
 
 
+_TABLE = (  # label, metric, format; down the columns of the terminal's table
+  ("accuracy", "eval/", ".3f"),
+  ("reward", "reward/mean", ".3f"),
+  ("no signal", "group/frac_zero_std", ".0%"),
+  ("groups", "group/trained", ".0f"),
+  ("length", "completion/length_mean", ",.0f"),
+  ("longest", "completion/length_max", ",.0f"),
+  ("cut off", "completion/truncated_frac", ".0%"),
+  ("discarded", "rollout/waste_frac", ".0%"),
+  ("entropy", "policy/entropy", ".3f"),
+  ("gradient", "policy/grad_norm", ".3g"),
+  ("mismatch", "mismatch/kl_k3", ".1e"),
+  ("seconds", "time/step_seconds", ".1f"),
+)
+_TABLE_ROWS = 4
+
+
+class _Screen(rich.progress.Progress):
+  """The bar, and under it a table of the last step and of the mean of the last 20."""
+
+  def __init__(self, *columns, **options):
+    self._past = {name: deque(maxlen=20) for _, name, _ in _TABLE}
+    self._warnings = ""
+    super().__init__(*columns, **options)
+
+  def show(self, metrics: Mapping[str, Any], warnings: Sequence[str]) -> None:
+    held_out = [name for name in sorted(metrics) if re.fullmatch(r"eval/[^/]+/pass@1", name)]
+    values = {**metrics, "eval/": metrics[held_out[0]]} if held_out else metrics
+    for name, past in self._past.items():
+      if name in values:
+        past.append(_number(name, values[name]))
+    self._warnings = ", ".join(warnings)
+
+  def get_renderables(self):
+    yield self.make_tasks_table(self.tasks)
+    if any(self._past.values()):
+      table = rich.table.Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+      for _ in range(len(_TABLE) // _TABLE_ROWS):
+        table.add_column(no_wrap=True)
+        table.add_column("last", justify="right", no_wrap=True)
+        table.add_column("mean", justify="right", style="dim", no_wrap=True)
+      for i in range(_TABLE_ROWS):
+        cells = []
+        for label, name, form in _TABLE[i::_TABLE_ROWS]:
+          past = self._past[name]
+          last, mean = (past[-1], sum(past) / len(past)) if past else (None, None)
+          cells += [label, *("-" if x is None else f"{x:{form}}" for x in (last, mean))]
+        table.add_row(*cells)
+      yield table
+    if self._warnings:
+      yield rich.text.Text(f"warnings: {self._warnings}", style="yellow")
+
+
 class Progress:
-  """Shows how far a run is: a bar on a terminal, a line a step elsewhere.
+  """Shows how far a run is: a bar and a table on a terminal, a line a step elsewhere.
 
   The time left is the median of the last steps times the steps left, so that the first step, which
   compiles, does not count for long.
@@ -349,7 +408,7 @@ class Progress:
     self._bar = None
     if self._stream.isatty():
       console = rich.console.Console(file=self._stream, highlight=False)
-      self._bar = rich.progress.Progress(
+      self._bar = _Screen(
         rich.progress.TextColumn("step"),
         rich.progress.MofNCompleteColumn(),
         rich.progress.BarColumn(),
@@ -359,8 +418,11 @@ class Progress:
       self._task = self._bar.add_task("", total=steps, completed=start)
       self._bar.start()
 
-  def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """After each step: `step` is how many are done, `metrics` those of the step."""
+  def update(self, step: int, metrics: Mapping[str, Any], warnings: Sequence[str] = ()) -> None:
+    """After each step: `step` is how many are done, `metrics` those of the step.
+
+    `warnings` are the names of those in force; the table of a terminal keeps them in sight.
+    """
     now = time.monotonic()
     self._seconds.append(now - self._time)
     self._time = now
@@ -374,6 +436,7 @@ class Progress:
         parts.append(f"{label} {_number(name, metrics[name]):{form}}")
     text = "  ".join([*parts, f"ETA {_duration(left)}"])
     if self._bar is not None:
+      self._bar.show(metrics, warnings)
       self._bar.update(self._task, completed=step, description=text)
     else:
       self.print(f"step {step:>{len(str(self._steps))}}/{self._steps}  {text}")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import types
 
@@ -208,6 +209,24 @@ def test_progress_on_a_terminal():
   assert "a [bold]literal[/bold] [/x] line" in stream.getvalue()
 
 
+def test_a_terminal_shows_a_table_of_the_last_step_and_of_means(monkeypatch):
+  monkeypatch.setenv("COLUMNS", "100")
+  monkeypatch.setenv("NO_COLOR", "1")
+  stream = _Terminal()
+  with Progress(30, stream=stream) as progress:
+    for step in range(24):  # the mean of the last 20 is that of 4 ... 23
+      row = {"completion/length_mean": float(step), "group/frac_zero_std": 0.25}
+      progress.update(
+        step + 1, row | ({"eval/b/pass@1": 0.5} if step == 20 else {}), ["collapse", "stale"]
+      )
+  screen = re.sub(r"\x1b\[[\d;?]*\w", "", stream.getvalue())
+  words = [line.split() for line in screen.splitlines()]
+  assert ["accuracy", "0.500", "0.500", "length", "23", "14", "entropy", "-", "-"] in words
+  assert any(line[:4] == ["no", "signal", "25%", "25%"] for line in words)
+  assert words[-1] == ["warnings:", "collapse,", "stale"]
+  assert max(map(len, screen.splitlines())) <= 100
+
+
 def test_samples_cannot_break_the_screen():
   stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
   with Progress(10, stream=stream) as progress:
@@ -273,7 +292,7 @@ def test_reward_curve_of_a_file_without_rewards(tmp_path):
     plots.reward_curve(tmp_path / "m.jsonl", tmp_path / "m.png")
 
 
-def test_null_is_left_out_of_a_series():
+def test_null_is_left_out_of_a_curve():
   rows = [{"step": 0, "a": 1.0}, {"step": 1, "a": None}, {"step": 2}, {"step": 5, "a": 2.0}]
-  steps, values = plots.series(rows, "a")
+  steps, values = plots.curve(rows, "a")
   assert steps.tolist() == [0, 5] and values.tolist() == [1.0, 2.0]
