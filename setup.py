@@ -59,6 +59,7 @@ setup(
     "reasoning-gym",
     "rich",
     "safetensors",
+    "scipy",
     "tensorboardX",  # writes TensorBoard event files without TensorFlow
     "tensorflow-datasets",
     "tokenizers",

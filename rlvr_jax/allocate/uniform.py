@@ -1,7 +1,6 @@
 """The same number of rollouts for every prompt."""
 
-import jax.numpy as jnp
-
+from rlvr_jax.core import apportion
 from rlvr_jax.core.types import Allocator
 
 
@@ -13,11 +12,7 @@ def uniform() -> Allocator:
 
   def next_(state, round, width, knobs):
     del knobs
-    valid = round.prompts.valid
-    num = jnp.maximum(valid.sum(), 1)
-    place = jnp.cumsum(valid) - 1
-    counts = width // num + (place < width % num)
-    return jnp.where(valid, counts, 0).astype(jnp.int32), state
+    return apportion.even(round.prompts.valid, width), state
 
   return Allocator(
     plan=lambda num_prompts, budget: (budget,), init=lambda prompts, knobs: (), next=next_

@@ -81,6 +81,85 @@ def resample_on_correct(
   return choose
 
 
+def balanced(*, ratio: float = 1.0, below: float = 0.5, uniform: int = 4):
+  """Of a group with more wrong than right rows all right ones, and as many wrong ones, drawn at random.
+
+  A group that is right in a share of `below` or more stays whole; of one whose verdicts are all equal some
+  rows stay, drawn at random (they have no advantage within the group: it takes one that has).
+
+  Args:
+    ratio: wrong rows for each right one, at least one in all; inf: all.
+    below: share of right rows.
+    uniform: rows that stay of a group of equal verdicts; 0: none.
+
+  Source: AERO, arXiv 2602.14338.
+  """
+  if ratio < 0 or not 0 <= below <= 1 or uniform < 0:
+    raise ValueError(
+      f"need ratio >= 0, below in [0, 1] and uniform >= 0, got {ratio}, {below} and {uniform}"
+    )
+
+  def choose(key, rows, knobs):
+    del knobs
+    right = rows.valid & (rows.correct > 0.5)
+    wrong = rows.valid & ~right
+    c, w = groups.count(rows.group, right), groups.count(rows.group, wrong)
+    equal = (c == 0) | (w == 0)
+    hard = ~equal & (c < below * (c + w))
+    quota = jnp.where(hard, jnp.maximum(jnp.round(ratio * jnp.maximum(c, 1)), 1), jnp.inf)
+    quota = jnp.where(equal, uniform, quota)[rows.group]
+    draw = jax.random.uniform(key, rows.valid.shape)
+    place = groups.rank(rows.group, wrong | (rows.valid & equal[rows.group]), by=draw)
+    return rows.valid & ((right & ~equal[rows.group]) | (place < quota))
+
+  return choose
+
+
+def committed(*, pilots: int = 0):
+  """Groups that a later wave added to; the others were only looked at.
+
+  Args:
+    pilots: rows of the first wave that stay in a group, half of them right if there are enough of both:
+      their verdicts vary most; 0: all.
+
+  Source: Pilot-Commit, arXiv 2605.26606.
+  """
+  if pilots < 0:
+    raise ValueError(f"pilots must be at least 0, got {pilots}")
+
+  def choose(key, rows, knobs):
+    del key, knobs
+    later = rows.valid & (rows.wave > 0)
+    fine = groups.count(rows.group, later)[rows.group] > 0
+    if not pilots:
+      return rows.valid & fine
+    first = rows.valid & (rows.wave == 0)
+    right, wrong = (first & (flag == (rows.correct > 0.5)) for flag in (True, False))
+    num_right, num_wrong = groups.count(rows.group, right), groups.count(rows.group, wrong)
+    ones = jnp.minimum(jnp.maximum(pilots // 2, pilots - num_wrong), num_right)
+    quota = jnp.where(right, ones[rows.group], pilots - ones[rows.group])
+    place = jnp.where(right, groups.rank(rows.group, right), groups.rank(rows.group, wrong))
+    return rows.valid & fine & (later | (first & (place < quota)))
+
+  return choose
+
+
+def exchanged():
+  """Every valid row, but in a group that borrowed a row (of wave -1) its last own wrong one gives way.
+
+  Source: AR3PO, arXiv 2509.25808.
+  """
+
+  def choose(key, rows, knobs):
+    del key, knobs
+    borrowed = groups.count(rows.group, rows.valid & (rows.wave < 0))[rows.group]
+    own = rows.valid & (rows.wave >= 0) & ~(rows.correct > 0.5)
+    last = groups.rank(rows.group, own) >= groups.count(rows.group, own)[rows.group] - borrowed
+    return rows.valid & ~(own & last)
+
+  return choose
+
+
 def untidiness(rows):
   """float32 [N]: 1 for a response that was cut off, plus the share of its trigrams that it had before."""
   inside = jnp.arange(rows.tokens.shape[1])[None] >= rows.response_start[:, None]

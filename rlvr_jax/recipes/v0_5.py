@@ -8,9 +8,8 @@ bought `chunk` at a time is ours. The baseline is made from the rewards it is su
 at most 1/sqrt(k).
 """
 
-import jax.numpy as jnp
-
 from rlvr_jax.advantage import anchored
+from rlvr_jax.allocate import staged
 from rlvr_jax.core.types import Allocator, Recipe
 from rlvr_jax.posterior import acquisition
 from rlvr_jax.posterior.beta import beta
@@ -34,8 +33,6 @@ def v0_5(
     keep: of posterior.beta.beta, how much of the old verdicts stays at a visit.
     **options: of `grpo`.
   """
-  if start < 1 or chunk < 1:
-    raise ValueError(f"start and chunk must be at least 1, got {start} and {chunk}")
   if cost < 0:
     raise ValueError(f"cost must be at least 0, got {cost}")
   return grpo(**options)._replace(
@@ -53,22 +50,11 @@ def gain(gap, count):
 def look_ahead(*, start: int, chunk: int, cost: float) -> Allocator:
   """`start` rows for each prompt, then waves of `chunk` rows for those where `gain` exceeds `cost`."""
 
-  def plan(num_prompts, budget):
-    if budget < start * num_prompts:
-      raise ValueError(
-        f"a budget of {budget} rows is less than start={start} for each of {num_prompts} prompts"
-      )
-    waves = (budget - start * num_prompts) // (chunk * num_prompts)
-    return (start * num_prompts,) + (chunk * num_prompts,) * waves
-
-  def next_(state, round, width, knobs):
-    del width, knobs
+  def more(round, knobs):
+    del knobs
     prompts, rows = round.prompts, round.rows
     prior = prompts.belief.mean[rows.group]
     fused = anchored.fuse(rows.reward, prior, rows.group, rows.valid, len(prompts.id))
-    # Without rows there is no prior in `fuse`, and no gain: the first wave goes to everybody.
-    more = jnp.where(gain(fused.gap, fused.count) > cost, chunk, 0)
-    counts = jnp.where(round.wave == 0, start, more)
-    return jnp.where(prompts.valid, counts, 0).astype(jnp.int32), state
+    return gain(fused.gap, fused.count) > cost
 
-  return Allocator(plan=plan, init=lambda prompts, knobs: (), next=next_)
+  return staged.staged(more=more, start=start, chunk=chunk)

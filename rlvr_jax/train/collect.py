@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlvr_jax.core import groups, hosts, keys, ledger
+from rlvr_jax.core import calibration, groups, hosts, keys, ledger
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import (
@@ -25,6 +25,7 @@ from rlvr_jax.core.types import (
   Policy,
   Prompts,
   PromptTable,
+  Queued,
   Recipe,
   Round,
   Rows,
@@ -84,6 +85,8 @@ def make_collect(
 ):
   """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
 
+  `step` says which batch it is; tokens get it as their version, unless collect is given a `version`.
+
   Args:
     table: all prompts, [M,P].
     verify: (prompt ids, completions) -> verdicts, in order.
@@ -123,13 +126,15 @@ def make_collect(
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
   all_prompts = np.ones(num_table, bool)
 
+  def no_tally():
+    zeros = lambda dtype: jnp.zeros(num_table, dtype)
+    return Tally(zeros(jnp.float32), zeros(jnp.float32), zeros(jnp.int32), zeros(jnp.int32))
+
   @jax.jit
   def begin(control):
-    zeros = lambda dtype: jnp.zeros(num_table, dtype)
-    tally = Tally(zeros(jnp.float32), zeros(jnp.float32), zeros(jnp.int32), zeros(jnp.int32))
     used = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
     knobs = recipe.control.value(control)
-    return knobs, blank(budget), used, tally, jnp.zeros(num_table, bool)
+    return knobs, blank(budget), used, no_tally(), jnp.zeros(num_table, bool)
 
   @jax.jit
   def open_round(collector: Collector, key, offered, taken, step, knobs):
@@ -138,12 +143,14 @@ def make_collect(
     belief = recipe.posterior.belief(collector.posterior, ids)
     barred = taken | ~offered
     pick = lambda c: recipe.select(keys.stream(key, "select"), c, prompts, knobs)
+    waiting = None
     if replay.held is not None:
-      waiting = replay.held(collector.replay) & ~taken
-      barred |= waiting
-      pick = functools.partial(_after, waiting, pick)
+      waiting = jnp.where(taken, 0, replay.held(collector.replay))
+      barred |= waiting > 0
     candidates = Candidates(ids, score, table.source, belief, barred, collector.visited)
     old = pick(candidates)
+    if waiting is not None:
+      old = _after(waiting, old)
     # The epoch has run out: its last prompts come first, and the next epoch fills the round.
     ended = ~old.valid.all() & collector.visited.any()
     also = candidates.taken.at[old.index].max(old.valid)
@@ -221,16 +228,18 @@ def make_collect(
   def close_round(round, key, pool, used, tally, knobs, kept):
     rows = round.rows
     ended = rows.valid & (rows.status != OPEN)
+    told = ended & (rows.wave >= 0)  # the others were in an earlier step
     in_group = lambda x: groups.total(x, rows.group, ended)
     by_prompt = lambda x, rows, mask: groups.total(x, rows.prompt_id, mask, num_table)
     ones = jnp.ones(len(ended), jnp.float32)
     trials, successes = in_group(ones), in_group(rows.correct)
     tally = tally.replace(
-      trials=tally.trials + by_prompt(ones, rows, ended),
-      successes=tally.successes + by_prompt(rows.correct, rows, ended),
+      trials=tally.trials + by_prompt(ones, rows, told),
+      successes=tally.successes + by_prompt(rows.correct, rows, told),
     )
     booked = {"verified": by_prompt(rows.response_mask.sum(1), rows, ended)}
-    metrics = _round_metrics(rows, len(sources), names, weighty)
+    metrics = _round_metrics(rows.replace(valid=told), len(sources), names, weighty)
+    metrics["posterior"] = calibration.measure(rows.prior, rows.correct, told)
     if replay.merge is not None:
       rows, reused = replay.merge(kept, rows, keys.stream(key, "merge"), round.step)
       rows = rows.replace(reward=recipe.reward(rows, knobs))
@@ -255,7 +264,7 @@ def make_collect(
   def end(posterior, tally):
     return recipe.posterior.update(posterior, tally)
 
-  def collect(params, step, control, collector: Collector, books: ledger.Ledger):
+  def collect(params, step, control, collector: Collector, books: ledger.Ledger, version=None):
     clock, samples, rounds = _Clock(), [], []
     knobs, pool, used, tally, taken = begin(control)
     run_key = jax.random.wrap_key_data(collector.key)
@@ -276,7 +285,7 @@ def make_collect(
           policy,
           params,
           rows,
-          round.step,
+          round.step if version is None else version,
           eos_ids,
           num_contexts=prompts,
           prompt_places=prompt_places,
@@ -297,6 +306,8 @@ def make_collect(
         round, key, pool, used, tally, knobs, collector.replay
       )
       collector = collector.replace(replay=kept)
+      if replay.check is not None:
+        replay.check(kept)
       books = ledger.book(books, hosts.host(booked))
       rounds.append(hosts.host(metrics))
       num_groups = int(used[1])
@@ -322,13 +333,13 @@ def make_collect(
     "close_round": close_round,
   }
   collect.num_places = num_places
+  collect.empty = lambda: Queued(blank(budget), no_tally(), jnp.zeros((), jnp.int32))
   return collect
 
 
-def _after(waiting, pick, candidates: Candidates) -> Selection:
-  """What `pick` selects, after the prompts that are `waiting` [M]."""
-  others = pick(candidates)
-  some, index = jax.lax.top_k(waiting.astype(jnp.int32), len(others.index))
+def _after(waiting, others: Selection) -> Selection:
+  """The prompts that are `waiting` [M], the highest number first, and then the others."""
+  some, index = jax.lax.top_k(waiting, len(others.index))
   return _fill(Selection(index.astype(jnp.int32), some > 0, others.consumed), others)
 
 
@@ -427,9 +438,9 @@ def _round_metrics(
 def _merge(
   rounds: list[dict[str, Any]], sources: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-  total: dict[str, Any] = {
-    k: np.sum([r[k] for r in rounds], axis=0, dtype=np.float64) for k in rounds[0]
-  }
+  add = lambda *leaves: np.sum(leaves, axis=0, dtype=np.float64)
+  total: dict[str, Any] = jax.tree.map(add, *rounds)
+  believed = calibration.summary(total.pop("posterior"))
   by_part = {
     f"reward/{name}/mean": float(reward / rows)
     for name, rows, reward in zip(
@@ -441,14 +452,18 @@ def _merge(
   n, g = max(total["rows"], 1.0), max(total["groups"], 1.0)
   scored = max(total["scored"], 1.0)
   mean = total["reward"] / scored
-  return by_part | {
-    "reward/mean": mean,
-    "reward/std": max(total["reward_squared"] / scored - mean * mean, 0.0) ** 0.5,
-    "group/frac_zero_std": total["zero_std"] / g,
-    "group/frac_all_0": total["all_0"] / g,
-    "group/frac_all_1": total["all_1"] / g,
-    "completion/length_mean": total["length"] / n,
-    "completion/length_max": float(max(r["length_max"] for r in rounds)),
-    "completion/truncated_frac": total["truncated"] / n,
-    "completion/error_frac": total["errors"] / n,
-  }
+  return (
+    by_part
+    | believed
+    | {
+      "reward/mean": mean,
+      "reward/std": max(total["reward_squared"] / scored - mean * mean, 0.0) ** 0.5,
+      "group/frac_zero_std": total["zero_std"] / g,
+      "group/frac_all_0": total["all_0"] / g,
+      "group/frac_all_1": total["all_1"] / g,
+      "completion/length_mean": total["length"] / n,
+      "completion/length_max": float(max(r["length_max"] for r in rounds)),
+      "completion/truncated_frac": total["truncated"] / n,
+      "completion/error_frac": total["errors"] / n,
+    }
+  )

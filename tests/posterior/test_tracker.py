@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.core.types import Tally
+from rlvr_jax.core.types import Tally, plain_table
 from rlvr_jax.posterior.tracker import anchor, average, forgetting, tracker
 
 ALL = jnp.arange(3)
@@ -21,7 +21,7 @@ def test_worked_tracker():
     forgetting(jnp.array([0, 0.03, 0.06, 0.5])), [0.96, 0.9175, 0.875, 0.875], atol=1e-6
   )
   model = tracker(keep=0.9175)
-  state = model.init(3).replace(
+  state = model.init(plain_table(3)).replace(
     successes=jnp.array([4.0, 6.0, 1.0]), failures=jnp.array([4.0, 2.0, 7.0])
   )
   np.testing.assert_allclose(model.belief(state, ALL).mean, [0.5, 0.75, 0.125])
@@ -33,7 +33,7 @@ def test_worked_tracker():
 
 def test_prompts_that_are_not_drawn_keep_their_value_and_several_verdicts_are_several_updates():
   model = tracker(keep=0.9, initial=[0.0, 0.5, 1.0], strength=4)
-  state = model.init(3)
+  state = model.init(plain_table(3))
   np.testing.assert_allclose(model.belief(state, ALL).mean, [0.05, 0.5, 0.95])
   new = model.update(state, tally([0, 3, 0], [0, 3, 0]))
   for old, now in zip(jax.tree.leaves(state), jax.tree.leaves(new)):
@@ -45,7 +45,7 @@ def test_prompts_that_are_not_drawn_keep_their_value_and_several_verdicts_are_se
   np.testing.assert_allclose(new.failures, one.failures, rtol=1e-5)
   still = tracker(keep=1.0)
   np.testing.assert_allclose(
-    still.update(still.init(3), tally([2, 0, 0], [1, 0, 0])).successes, [5, 4, 4]
+    still.update(still.init(plain_table(3)), tally([2, 0, 0], [1, 0, 0])).successes, [5, 4, 4]
   )
 
 
@@ -54,7 +54,7 @@ def test_a_policy_that_stays_is_tracked_with_the_known_spread():
   model = tracker(keep=keep)
   right = jnp.asarray(np.random.default_rng(0).random((120, m)) < p, jnp.float32)
   step = lambda state, s: (model.update(state, tally(np.ones(m), s)), None)
-  state, _ = jax.lax.scan(step, model.init(m), right)
+  state, _ = jax.lax.scan(step, model.init(plain_table(m)), right)
   mean = np.asarray(model.belief(state, jnp.arange(m)).mean)
   assert mean.mean() == pytest.approx(p, abs=0.01)
   assert mean.std() == pytest.approx((p * (1 - p) * (1 - keep) / (1 + keep)) ** 0.5, rel=0.1)
@@ -62,7 +62,7 @@ def test_a_policy_that_stays_is_tracked_with_the_known_spread():
 
 def test_average():
   model = average(keep=0.5)
-  state = model.init(3)
+  state = model.init(plain_table(3))
   np.testing.assert_array_equal(model.belief(state, ALL).mean, 0)
   state = model.update(state, tally([4, 0, 2], [4, 0, 1]))
   np.testing.assert_allclose(model.belief(state, ALL).mean, [1, 0, 0.5])
@@ -72,7 +72,7 @@ def test_average():
 
 def test_anchors_stay_until_they_are_old():
   model = anchor(refresh=2)
-  state = model.init(3)
+  state = model.init(plain_table(3))
   mean = lambda: np.asarray(model.belief(state, ALL).mean)
   assert np.isnan(mean()).all()
   seen = []
@@ -82,7 +82,7 @@ def test_anchors_stay_until_they_are_old():
   assert seen == [0.25, 0.25, 0.25, 0.75, 0.75]
   assert np.isnan(mean()[1:]).all()
   forever = anchor(successes=[1, 2, 0], trials=[4, 2, 0])
-  kept = forever.update(forever.init(3), tally([4, 4, 4], [4, 0, 3]))
+  kept = forever.update(forever.init(plain_table(3)), tally([4, 4, 4], [4, 0, 3]))
   np.testing.assert_allclose(forever.belief(kept, ALL).mean, [0.25, 1, 0.75])
 
 
@@ -104,6 +104,6 @@ def test_errors(make, args, message):
 
 def test_a_profile_must_fit_the_table():
   with pytest.raises(ValueError, match="2 prompts, the table 3"):
-    anchor(successes=[1, 1], trials=[2, 2]).init(3)
+    anchor(successes=[1, 1], trials=[2, 2]).init(plain_table(3))
   with pytest.raises(ValueError, match="2 values, the table 3"):
-    tracker(initial=[0.5, 0.5]).init(3)
+    tracker(initial=[0.5, 0.5]).init(plain_table(3))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr_jax.core.types import Candidates
+from rlvr_jax.core.types import Belief, Candidates
 from rlvr_jax.select.epoch import epoch
 
 M = 7
@@ -17,7 +17,9 @@ select = jax.jit(epoch(), static_argnums=2)
 def candidates(visited=(), taken=()):
   has = lambda ids: jnp.zeros(M, bool).at[jnp.array(sorted(ids), jnp.int32)].set(True)
   i = jnp.arange(M, dtype=jnp.int32)
-  return Candidates(i, jnp.ones(M), jnp.zeros(M, jnp.int32), has(taken), has(visited))
+  return Candidates(
+    i, jnp.ones(M), jnp.zeros(M, jnp.int32), Belief(*[jnp.ones(M)] * 3), has(taken), has(visited)
+  )
 
 
 def pick(key, num, **sets):
