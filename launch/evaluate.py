@@ -255,7 +255,7 @@ class _Prompts(NamedTuple):
 
 def _prompts(tokenizer, task, name, examples, config):
   from rlvr_jax.tasks.table import tokenise
-  from rlvr_jax.train.loop import evenly
+  from rlvr_jax.train.parts import evenly
 
   some = evenly(examples, config.eval_prompts)
   prompts, kept, dropped = tokenise(

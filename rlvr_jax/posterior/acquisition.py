@@ -9,8 +9,8 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from rlvr_jax.core.types import Array, Belief, BeliefModel, PromptPosterior
 from rlvr_jax.core import beta_laws as laws
+from rlvr_jax.core.types import Array, Belief, BeliefModel, PromptPosterior
 
 
 def scored(model: BeliefModel, acquisition) -> PromptPosterior:

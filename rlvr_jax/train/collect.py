@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlvr_jax.core import calibration, groups, hosts, keys, ledger
+from rlvr_jax.core import calibration, groups, hosts, keys, ledger, trees
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import (
   ERROR,
   OPEN,
+  STATUS_NAMES,
   Candidates,
   Collector,
   Policy,
@@ -37,13 +38,15 @@ from rlvr_jax.train.rewards import Scorer
 
 
 class Sample(NamedTuple):
-  """One completion to show to a person."""
+  """One completion and what was made of it."""
 
   prompt_id: int
   text: str
   verdict: Verdict
   num_tokens: int
   rewards: dict[str, float]  # of the reward functions that apply
+  reward: float  # shaped
+  status: str  # of STATUS_NAMES
 
 
 class Batch(NamedTuple):
@@ -52,7 +55,7 @@ class Batch(NamedTuple):
   rows: Rows  # [N,T], chosen rows; the rest is padding
   tally: Tally  # of everything generated in the step
   metrics: dict[str, float]  # of everything generated in the step
-  samples: list[Sample]  # the first few completions of the step
+  samples: list[Sample]  # everything generated in the step
 
 
 def completions(rows: Rows, decode_text: Callable[[list[int]], str]):
@@ -79,7 +82,6 @@ def make_collect(
   stops: Stops | None = None,
   sources: Sequence[str],
   constrain=lambda rows: rows,
-  num_samples: int = 4,
   scorer: Scorer | None = None,
   offer: Callable[[], np.ndarray] | None = None,
 ):
@@ -98,7 +100,6 @@ def make_collect(
     stops: strings that end a row as well.
     sources: names; the table's `source` is an index into them.
     constrain: puts a sharding on row arrays inside jitted functions.
-    num_samples: completions kept to be shown.
     offer: () -> bool [M], the prompts that a round may choose among, where these come from a stream with
       epochs of its own; None: all, each once an epoch.
     scorer: reward functions, whose values become rows.extras["reward/<name>"]. A row that none of those
@@ -205,14 +206,20 @@ def make_collect(
 
   @jax.jit
   def settle_roll(round, rows, counts, reused, offset, tally):
-    by_prompt = lambda x: groups.total(x, rows.prompt_id, rows.valid, num_table)
+    everywhere = jnp.ones_like(rows.valid)  # a pruned row is not valid, its tokens were generated
+    by_prompt = lambda x: groups.total(x, rows.prompt_id, everywhere, num_table)
     booked = {
       "generated": by_prompt(counts.generated),
+      "pruned": by_prompt(counts.pruned),
+      "probed": by_prompt(counts.probed),
       "prefilled": by_prompt(counts.prefilled),
       "reused": by_prompt(reused),
     }
+    if counts.drafted is not None:
+      booked |= {"drafted": by_prompt(counts.drafted), "accepted": by_prompt(counts.accepted)}
+      booked["reused"] += booked["accepted"]
     tally = tally.replace(
-      drawn=tally.drawn + by_prompt(jnp.ones(len(rows.valid), jnp.int32)),
+      drawn=tally.drawn + by_prompt(rows.valid.astype(jnp.int32)),
       tokens=tally.tokens + booked["generated"],
     )
     return round.replace(rows=rows_lib.write(round.rows, rows, offset)), tally, booked
@@ -237,8 +244,8 @@ def make_collect(
       trials=tally.trials + by_prompt(ones, rows, told),
       successes=tally.successes + by_prompt(rows.correct, rows, told),
     )
-    booked = {"verified": by_prompt(rows.response_mask.sum(1), rows, ended)}
-    metrics = _round_metrics(rows.replace(valid=told), len(sources), names, weighty)
+    booked = {"verified": by_prompt(trees.owned(rows).sum(1), rows, ended)}
+    metrics: dict[str, Any] = _round_metrics(rows.replace(valid=told), len(sources), names, weighty)
     metrics["posterior"] = calibration.measure(rows.prior, rows.correct, told)
     if replay.merge is not None:
       rows, reused = replay.merge(kept, rows, keys.stream(key, "merge"), round.step)
@@ -251,7 +258,7 @@ def make_collect(
     if replay.add is not None:
       kept, banked = replay.add(kept, rows, chosen, round.step)
     pool, used, placed = rows_lib.append(pool, used, rows, chosen)
-    made = rows.response_mask.sum(1)
+    made = trees.owned(rows).sum(1)
     booked |= {
       "batched": by_prompt(made, rows, placed),
       "banked": by_prompt(made, rows, banked),
@@ -274,7 +281,7 @@ def make_collect(
       collector, round, state, taken = open_round(
         collector, key, all_prompts if offer is None else offer(), taken, step, knobs
       )
-      offset = 0
+      offset, judged = 0, []
       for w, width in enumerate(plan):
         wave, at = np.int32(w), np.int32(offset)
         counts, total, state = allocate(width, state, round, wave, knobs)
@@ -295,10 +302,8 @@ def make_collect(
         books = ledger.book(books, hosts.host(booked))
         ticks += np.array([made.ticks, made.slot_ticks])
         clock.lap("rollout")
-        correct, values, shown = _verify(
-          verify, scorer, decode_text, rows, step, num_samples - len(samples)
-        )
-        samples += shown
+        correct, values, some = _verify(verify, scorer, decode_text, rows, step)
+        judged += [(offset + i, sample) for i, sample in some]
         round = settle(round, at, correct, values, knobs)
         clock.lap("verify")
         offset += width
@@ -310,16 +315,21 @@ def make_collect(
         replay.check(kept)
       books = ledger.book(books, hosts.host(booked))
       rounds.append(hosts.host(metrics))
+      samples += _settled(judged, round.rows)
       num_groups = int(used[1])
       if num_groups >= prompts:
         break
     collector = collector.replace(posterior=end(collector.posterior, tally))
-    metrics = _merge(rounds, sources, names) | {
-      "rollout/rounds": len(rounds),
-      "rollout/ticks": int(ticks[0]),
-      "rollout/slot_use": int(tally.tokens.sum()) / max(int(ticks[1]), 1),
-      "group/trained": num_groups,
-    }
+    metrics = (
+      _merge(rounds, sources, names)
+      | _verifier_metrics(samples)
+      | {
+        "rollout/rounds": len(rounds),
+        "rollout/ticks": int(ticks[0]),
+        "rollout/slot_use": int(tally.tokens.sum()) / max(int(ticks[1]), 1),
+        "group/trained": num_groups,
+      }
+    )
     clock.lap("rollout")
     return collector, Batch(pool, tally, metrics, samples), books, clock.seconds
 
@@ -366,8 +376,8 @@ class _Clock:
     self._last = now
 
 
-def _verify(verify, scorer, decode_text, rows, step, num_samples):
-  """float32 [N] verdicts of the rows, what reward functions say, and the first completions as Samples."""
+def _verify(verify, scorer, decode_text, rows, step):
+  """float32 [N] verdicts of the rows, what reward functions say, and (row, Sample) of the valid ones."""
   index, texts, ids = completions(rows, decode_text)
   prompt_id = hosts.host(rows.prompt_id)[index].tolist()
   verdicts = verify(prompt_id, texts)
@@ -380,11 +390,32 @@ def _verify(verify, scorer, decode_text, rows, step, num_samples):
     values[f"reward/{name}"] = whole = np.full(len(rows.valid), np.nan, np.float32)
     whole[index] = some
   applies = lambda i: {k: v[i].item() for k, v in said.items() if not np.isnan(v[i])}
-  shown = [
-    Sample(prompt_id[i], texts[i], verdicts[i], len(ids[i]), applies(i))
-    for i in range(min(num_samples, len(texts)))
+  made = zip(prompt_id, texts, verdicts, ids, strict=True)
+  samples = [
+    Sample(one, text, verdict, len(tokens), applies(i), float("nan"), "")
+    for i, (one, text, verdict, tokens) in enumerate(made)
   ]
-  return correct, values, shown
+  return correct, values, list(zip(index.tolist(), samples, strict=True))
+
+
+def _settled(judged: list[tuple[int, Sample]], rows: Rows) -> list[Sample]:
+  """The samples of a round with what its rows, [N], say at its end: a reward may look at all of them."""
+  reward, status = hosts.host((rows.reward, rows.status))
+  return [
+    sample._replace(reward=reward[i].item(), status=STATUS_NAMES[status[i]]) for i, sample in judged
+  ]
+
+
+def _verifier_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+  """How often the verifier itself failed; see tasks.pool.VerifierPool for the rules."""
+  rules = [sample.verdict.rule for sample in samples]
+  failed = sum(
+    rule in ("crashed", "memory", "forked") or rule.startswith("error:") for rule in rules
+  )
+  return {
+    "verifier/timeout_frac": rules.count("timeout") / max(len(rules), 1),
+    "verifier/failed_frac": failed / max(len(rules), 1),
+  }
 
 
 def _scored(rows: Rows, names: Sequence[str]) -> jax.Array:
@@ -458,6 +489,7 @@ def _merge(
     | {
       "reward/mean": mean,
       "reward/std": max(total["reward_squared"] / scored - mean * mean, 0.0) ** 0.5,
+      "group/size_mean": total["rows"] / g,
       "group/frac_zero_std": total["zero_std"] / g,
       "group/frac_all_0": total["all_0"] / g,
       "group/frac_all_1": total["all_1"] / g,

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import fcntl
+import hashlib
 import importlib.util
 import json
 import math
@@ -27,6 +28,7 @@ CHECKPOINTS = "checkpoints"
 DTYPES = ("float32", "bfloat16")
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 LONG_PROMPTS = ("raise", "drop")
+DEBUG = ("rollout", "mock")
 SCHEDULES = ("constant", "cosine", "linear")
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 QUANTS = ("none", "int8", "int4")
@@ -37,10 +39,16 @@ LOGGERS = ("jsonl", "tensorboard", "wandb")
 # what it computes on the way. (`steps` does when the schedule decays towards the last step.)
 RESUMABLE = (
   "steps",
+  "max_generated_tokens",
   "eval_every",
   "sample_every",
+  "record_completions",
+  "record_mib",
+  "alarms",
   "checkpoint_every",
+  "checkpoint_minutes",
   "keep_checkpoints",
+  "keep_best",
   "loggers",
   "export",
   "prompt_cache",
@@ -66,6 +74,7 @@ class Config:
   # arguments of the function}. Those of weight 0 are looked at, and no more.
   rewards: dict[str, Any] = dataclasses.field(default_factory=dict)  # none: the verdict rules
   steps: int = 100  # optimizer batches in the run, >= 1
+  max_generated_tokens: int = 0  # the run ends after the step that reaches them, >= 0; 0: no limit
 
   # Rollouts.
   prompts: int = 8  # prompts in a round, >= 1
@@ -122,11 +131,21 @@ class Config:
   eval_temperature: float = 1.0  # >= 0; 0: greedy
   sample_every: int = 10  # print some responses
   num_samples_shown: int = 2  # how many, >= 0
+  record_completions: int = 8  # of each step, kept in completions.jsonl, >= 0
+  record_mib: float = 64.0  # of completions.jsonl, and of rollouts.jsonl, > 0; full, they thin out
+  # warning -> threshold; None: off
+  alarms: dict[str, Any] = dataclasses.field(default_factory=dict)  # see train.health
   checkpoint_every: int = 50  # also after the last step
+  checkpoint_minutes: float = 0.0  # also when so many have passed, >= 0; 0: never
   keep_checkpoints: int = 2  # the newest are kept, >= 1
+  keep_best: str = ""  # also the one whose eval/... metric of this name is highest; "": none
   export: bool = True  # write the trained model as safetensors after the last step
   loggers: tuple[str, ...] = ("jsonl", "tensorboard")  # any of jsonl, tensorboard, wandb
   seed: int = 0  # of everything random, in [0, 2**32)
+
+  # Runs that look for a fault: "rollout" generates and learns nothing, "mock" learns from random tokens.
+  debug: str = ""  # one of them, or empty for a run that means it
+  debug_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of debug.mock_rollout
 
   def __post_init__(self):
     validate(self)
@@ -161,6 +180,9 @@ def validate(config: Config) -> None:
   check("stop_strings", "strings that are not empty", all)
   check("long_prompts", f"one of {', '.join(LONG_PROMPTS)}", lambda v: v in LONG_PROMPTS)
   check("remat", f"one of {', '.join(REMAT)}", lambda v: v in REMAT)
+  check("debug", f"one of {', '.join(DEBUG)}, or empty", lambda v: v in ("", *DEBUG))
+  check("debug_args", "empty without debug = 'mock'", lambda v: not v or config.debug == "mock")
+  check("keep_best", "empty, or an eval/... metric", lambda v: not v or v.startswith("eval/"))
   check("schedule", f"one of {', '.join(SCHEDULES)}", lambda v: v in SCHEDULES)
   check(
     "loggers",
@@ -175,12 +197,13 @@ def validate(config: Config) -> None:
   )
   check(
     "warmup_steps weight_decay bin_tokens warm_start_steps eval_every eval_temperature"
-    " sample_every num_samples_shown checkpoint_every",
+    " sample_every num_samples_shown record_completions checkpoint_every checkpoint_minutes"
+    " max_generated_tokens",
     ">= 0",
     lambda v: v >= 0,
   )
   check(
-    "learning_rate adam_eps max_grad_norm warm_start_learning_rate verifier_seconds",
+    "learning_rate adam_eps max_grad_norm warm_start_learning_rate verifier_seconds record_mib",
     "> 0",
     lambda v: v > 0,
   )
@@ -270,26 +293,41 @@ def _type_name(kind: Any) -> str:
 
 
 def load_config(path: str | os.PathLike) -> Config:
-  """Executes the config file at `path` and returns what its get_config() gives.
+  """The config in the file at `path`: the config.json of a workdir, or Python with get_config().
 
   Raises:
-    ValueError: if there is no such file, no get_config in it, or it returns something else.
+    ValueError: if there is no such file, no get_config in it, or what it holds is no config.
+  """
+  path = Path(path)
+  if path.suffix == ".json" and path.is_file():
+    try:
+      return from_json(path.read_text())
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from error
+  config = call_file(path, "get_config")
+  if not isinstance(config, Config):
+    raise ValueError(f"get_config() of {path} returned a {type(config).__name__}, not a Config")
+  return config
+
+
+def call_file(path: str | os.PathLike, name: str) -> Any:
+  """What the function `name` of the Python file at `path` returns, called without arguments.
+
+  Raises:
+    ValueError: if there is no such file, or no such function in it.
   """
   path = Path(path)
   if not path.is_file():
     raise ValueError(f"no config file at {path}; give the path of a config.py")
   spec = importlib.util.spec_from_file_location(f"{path.parent.name}_config", path)
   if spec is None or spec.loader is None:
-    raise ValueError(f"{path} is not a Python file; a config file ends in .py")
+    raise ValueError(f"{path} is not a Python file; a config file ends in .py or .json")
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  get_config = getattr(module, "get_config", None)
-  if not callable(get_config):
-    raise ValueError(f"{path} has no function get_config() -> Config")
-  config = get_config()
-  if not isinstance(config, Config):
-    raise ValueError(f"get_config() of {path} returned a {type(config).__name__}, not a Config")
-  return config
+  function = getattr(module, name, None)
+  if not callable(function):
+    raise ValueError(f"{path} has no function {name}()")
+  return function()
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
@@ -385,6 +423,11 @@ def to_json(config: Config) -> str:
   return json.dumps({name: getattr(config, name) for name in FIELDS}, indent=2) + "\n"
 
 
+def digest(config: Config) -> str:
+  """Twelve hexadecimal digits that tell configs apart."""
+  return hashlib.sha256(to_json(config).encode()).hexdigest()[:12]
+
+
 def from_json(text: str) -> Config:
   """The config of `to_json`: from_json(to_json(config)) == config.
 
@@ -453,15 +496,7 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
       old = from_json(file.read_text())
     except ValueError as error:
       raise ValueError(f"cannot read {file}: {error}; use another workdir") from error
-    may_change = [f for f in RESUMABLE if f != "steps" or config.schedule == "constant"]
-    changes = [d for d in difference(old, config) if _field_of(d) not in may_change]
-    if changes:
-      raise ValueError(
-        f"{path} holds a run with another config:\n  "
-        + "\n  ".join(changes)
-        + "\nUse another workdir for a new run. To resume this one, give its own config"
-        + f" (only {', '.join(may_change)} may change)."
-      )
+    refuse_another(old, config, str(path))
   temporary = path / f"{CONFIG_FILE}.{os.getpid()}.tmp"
   try:
     path.mkdir(parents=True, exist_ok=True)
@@ -470,6 +505,19 @@ def claim_workdir(path: str | os.PathLike, config: Config) -> Path:
   except OSError as error:
     raise ValueError(f"cannot write the workdir {path}: {error}") from error
   return path
+
+
+def refuse_another(old: Config, new: Config, where: str) -> None:
+  """Raises ValueError with the difference if a run of `old`, kept in `where`, cannot go on as `new`."""
+  may_change = [f for f in RESUMABLE if f != "steps" or new.schedule == "constant"]
+  changes = [d for d in difference(old, new) if _field_of(d) not in may_change]
+  if changes:
+    raise ValueError(
+      f"{where} holds a run with another config:\n  "
+      + "\n  ".join(changes)
+      + "\nUse another workdir for a new run. To resume this one, give its own config"
+      + f" (only {', '.join(may_change)} may change)."
+    )
 
 
 def _reached(workdir: Path) -> int | None:
@@ -510,6 +558,19 @@ def hold_workdir(path: str | os.PathLike):
     file.write(str(os.getpid()))
     file.flush()
     yield
+
+
+def held(path: str | os.PathLike) -> bool:
+  """Whether a process holds the workdir."""
+  file = Path(path) / ".lock"
+  if not file.exists():
+    return False
+  with file.open("a+") as opened:
+    try:
+      fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      return True
+  return False
 
 
 def _field_of(change: str) -> str:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rlvr_jax.core import groups, hosts, keys, masked, traits
+from rlvr_jax.core import groups, hosts, keys, masked, traits, trees
 from rlvr_jax.core.types import Feedback, Learner, Packed, Policy, Recipe, Rows, Spans, TokenStats
 from rlvr_jax.decode import logits as law
 from rlvr_jax.train import pack
@@ -288,7 +288,7 @@ def make_learn(
       step=learner.step + last.astype(jnp.int32),
       skipped=learner.skipped + (~finite).astype(jnp.int32),
     )
-    trained = rows.loss_mask & (prepared.weight != 0)
+    trained = rows.loss_mask & (prepared.weight != 0) & trees.owned(rows)
     booked = groups.total(trained.sum(1), rows.prompt_id, rows.valid, num_prompts)
     return settle(learner), metrics | {"finite": finite}, booked
 

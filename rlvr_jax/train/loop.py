@@ -1,5 +1,6 @@
 """The training loop: collect -> verify -> learn, with evaluation, records and checkpoints around it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,22 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.core import hosts, ledger
 from rlvr_jax.core.records import Example, Task, Tokenizer
-from rlvr_jax.core.types import Params, Policy, PromptTable, Recipe, RunState
+from rlvr_jax.core.table import unknown
+from rlvr_jax.core.types import Params, Policy, Recipe, RunState
 from rlvr_jax.tasks.pool import VerifierPool
-from rlvr_jax.tasks.table import tokenise
-from rlvr_jax.train.annotate import Model, make_annotate
-from rlvr_jax.train.checkpoint import Checkpointer
-from rlvr_jax.train.collect import Batch, make_collect
+from rlvr_jax.train import debug
+from rlvr_jax.train.annotate import Model
+from rlvr_jax.train.checkpoint import Checkpointer, Due
+from rlvr_jax.train.collect import Batch
 from rlvr_jax.train.config import METRICS_FILE, Config, to_json
-from rlvr_jax.train.critic import attach, make_baseline
-from rlvr_jax.train.evaluate import make_evaluate, stop_rules
-from rlvr_jax.train.forms import Forms, make_forms
-from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train.health import Watch
 from rlvr_jax.train.metrics import (
   CompileCounter,
   Progress,
@@ -34,9 +32,9 @@ from rlvr_jax.train.metrics import (
   before_after_table,
   read_metrics,
 )
-from rlvr_jax.train.offer import Offer
+from rlvr_jax.train.parts import Parts, Placement, make_parts, prompt_sets
+from rlvr_jax.train.records import Records, Rollout
 from rlvr_jax.train.rewards import RewardFunction, Scorer
-from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
 
 
 class Interrupted(Exception):
@@ -56,51 +54,21 @@ class Outcome(NamedTuple):
   after: dict[str, float]  # evaluation after the last
 
 
-class Placement(NamedTuple):
-  """Where things live; see launch.meshes. The default is one device."""
+class _Desk(NamedTuple):
+  """What a run writes to and listens to."""
 
-  rows: Any = staticmethod(lambda rows: rows)  # constrains row arrays inside jitted functions
-  state: Any = staticmethod(lambda state, policy: state)  # puts a RunState on the devices
-  lanes: int = 1  # learner bins computed side by side
-
-
-class _Prompts(NamedTuple):
-  """A prompt set ready to be rolled out and verified."""
-
-  name: str
-  table: PromptTable
+  workdir: Path
+  writers: Writers
+  records: Records | None  # of the first process
+  watch: Watch
+  checkpoints: Checkpointer
+  progress: Progress
+  compiled: CompileCounter
+  stop: "_StopSignals"
+  trace: "_Trace"
+  clock: "Clock"
   examples: list[Example]
-
-
-def _prompt_sets(tokenizer: Tokenizer, task: Task, config: Config) -> list[_Prompts]:
-  """The training set, then the held-out sets; all tables equally wide, so that they share programs."""
-  if not task.train:
-    raise ValueError("the task has held-out sets only: there is nothing to train on")
-  sets = {"train": list(task.train)}
-  if config.eval_every:
-    sets |= {name: evenly(examples, config.eval_prompts) for name, examples in task.evals.items()}
-  made = []
-  for name, examples in sets.items():
-    table, kept, dropped = tokenise(
-      tokenizer,
-      examples,
-      max_length=config.max_prompt_length,
-      sources=task.sources,
-      long=config.long_prompts,
-      cache=config.prompt_cache or None,
-    )
-    if dropped:
-      limit = config.max_prompt_length
-      print(f"{name}: dropped {dropped} of {len(examples)} prompts, of more than {limit} tokens")
-    made.append(_Prompts(name, table, [examples[i] for i in kept]))
-  width = max(one.table.tokens.shape[1] for one in made)
-  return [one._replace(table=_widen(one.table, width, tokenizer.pad_id)) for one in made]
-
-
-def _widen(table: PromptTable, width: int, pad_id: int) -> PromptTable:
-  more = width - table.tokens.shape[1]
-  tokens: Any = np.pad(table.tokens, ((0, 0), (0, more)), constant_values=pad_id)
-  return table.replace(tokens=tokens)
+  scorer: Scorer
 
 
 def train(
@@ -115,6 +83,8 @@ def train(
   rewards: Sequence[RewardFunction] = (),
   models: Mapping[str, Model] | None = None,
   placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
+  profile: range = range(0),
+  dump: int | None = None,
 ) -> Outcome:
   """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
 
@@ -123,261 +93,273 @@ def train(
 
   Args:
     models: the policies that the recipe annotates with; "reference" is `params` unless it is given.
+    profile: steps of which a JAX trace is written to workdir/trace.
+    dump: a step to keep for `replay`.
 
   Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
-  parameters before its update scored; the last object holds the final evaluation), checkpoints/, and
-  what the loggers write.
+  parameters before its update scored; the last object holds the final evaluation), rollouts.jsonl and
+  completions.jsonl (see train.records), checkpoints/, and what the loggers write.
 
   Raises:
     Interrupted: after Ctrl-C or SIGTERM, once the state is saved. A second Ctrl-C stops at once.
     NotFinite: after `max_bad_steps` updates in a row that could not be applied.
+    OSError: if the last checkpoint could not be written.
     ValueError: for sizes that do not fit each other, before anything is computed.
   """
   workdir = Path(workdir)
-  started = time.perf_counter()
-  prompts, *held = _prompt_sets(tokenizer, task, config)
-  schedule = make_schedule(config, recipe.updates)
-  optimizer = make_optimizer(config, schedule, recipe.step_scale)
-  num_prompts = len(prompts.examples)
-  forms = make_forms(config, policy, params)
+  clock = Clock()
+  handed = [params]
   del params  # taken over
+  sets = prompt_sets(tokenizer, task, config)
+  examples = sets[0].examples
+  loggers = config.loggers if hosts.is_first() else ()
+  watch = Watch(config.alarms, functions=[function.name for function in rewards])
   with (
     VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
-    Scorer(rewards, prompts.examples) as scorer,
+    Scorer(rewards, examples) as scorer,
     CompileCounter() as compiled,
-    Writers(
-      workdir, config.loggers if hosts.is_first() else (), json.loads(to_json(config))
-    ) as writers,
-    Checkpointer(workdir, keep=config.keep_checkpoints) as checkpoints,
+    Writers(workdir, loggers, json.loads(to_json(config))) as writers,
+    _records(config, workdir) as records,
+    Checkpointer(workdir, keep=config.keep_checkpoints, config=config) as checkpoints,
     _StopSignals() as stop,
+    _Trace(workdir, profile) as trace,
   ):
-    judge = hosts.shared(pool)
-    verify = lambda index, texts: judge([prompts.examples[i] for i in index], texts)
-    decode_text = tokenizer.decode
-    offer = _offer(config, prompts, task)
-    collect = make_collect(
-      forms.actor,
-      recipe,
-      prompts.table,
-      verify,
-      decode_text,
-      prompts=config.prompts,
-      budget=config.budget,
-      max_new_tokens=config.max_new_tokens,
-      eos_ids=tokenizer.eos_ids,
-      stops=stop_rules(config.stop_strings, tokenizer),
-      constrain=placement.rows,
-      sources=task.sources,
-      num_samples=config.num_samples_shown,
-      scorer=scorer,
-      offer=offer,
-    )
-    learn = make_learn(
-      forms.learner,
-      recipe,
-      optimizer,
-      num_rows=config.budget,
-      num_places=collect.num_places,
-      num_prompts=num_prompts,
-      bin_tokens=config.bin_tokens,
-      read_tokens=config.read_tokens,
-      lanes=placement.lanes,
-      constrain=placement.rows,
-      frozen=forms.frozen,
-    )
-    baseline = _baseline(config, forms, recipe, collect.num_places, placement)
-    learn = attach(learn, baseline)
-    evaluate = _evaluations(config, policy, forms.merged, tokenizer, held, judge, placement)
-    sizes = {"table": prompts.table, "num_places": collect.num_places, "seed": config.seed}
-    state = init_state(recipe, optimizer, forms.trained, **sizes, frozen=forms.frozen)
-    forms = forms._replace(trained=None)  # the state has taken them over
-    if baseline:
-      state = state.replace(baseline=baseline.init(state.learner.params))
-    state = state.replace(offered=None if offer is None else offer.position)
-    state = placement.state(state, forms.learner)
-    models = dict(models or {})
-    if "reference" in recipe.annotate and "reference" not in models:
-      start_params = jax.tree.map(jnp.copy, forms.merged(state.learner.params))
-      models["reference"] = Model(policy, start_params)
-    annotate = make_annotate(
-      forms.learner,
-      recipe,
-      models,
-      num_rows=config.budget,
-      num_places=collect.num_places,
-      bin_tokens=config.bin_tokens,
-      read_tokens=config.read_tokens,
-      lanes=placement.lanes,
-      constrain=placement.rows,
-      frozen=forms.frozen,
-      offload=config.offload_models,
-    )
-    models = None  # annotate has what it needs of them
-    if checkpoints.latest() is not None:
-      state = checkpoints.restore(state)
-      print(f"resumed from step {int(state.learner.step)}")
-    if offer is not None:
-      offer.seek(state.offered)
+    parts, state = make_parts(
+      config, policy, handed, tokenizer, recipe, task, sets, hosts.shared(pool), scorer,
+      models or {}, placement,
+    )  # fmt: skip
+    del models  # the parts have what they need of them
+    state = _resume(config, parts, state, checkpoints, writers)
     start = int(state.learner.step)
-    if start > config.steps:
-      raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
-    writers.rewind(start)
+    if records is not None:
+      records.rewind(start)
+    for row in _rows(workdir) if start else []:
+      watch.look(row["step"], row)
     before = _first_evaluation(workdir) if start else {}
-    bad = 0
     with Progress(config.steps, start=start) as progress:
-      for step in range(start, config.steps):
-        begin = time.perf_counter()
-        evaluated: dict[str, float] = {}
-        if config.eval_every and step % config.eval_every == 0:
-          evaluated, state = evaluate(state)
-          progress.print(_eval_line(step, evaluated))
-          before = evaluated if step == 0 else before
-        seconds = {"eval": time.perf_counter() - begin}
-        learner, collector, books = state.learner, state.collector, state.ledger
-        generated = int(books["generated"].sum())
-        collector, batch, books, spent = collect(
-          forms.rollout(learner.params), learner.step, learner.control, collector, books
-        )
-        tick = time.perf_counter()
-        key = jax.random.wrap_key_data(collector.key)
-        rows = annotate(learner.params, batch.rows)
-        learner, credit, learned, booked = learn(
-          learner, state.baseline, rows, batch.tally, collector.epoch, key
-        )
-        seconds |= spent | {"learn": time.perf_counter() - tick}
-        # A row whose logits are not finite has no tokens, so that the loss never hears of it.
-        finite = learned.pop("finite") and batch.metrics["completion/error_frac"] < 1
-        books = ledger.book(books, booked)
-        offered = None if offer is None else offer.position
-        state = state.replace(
-          learner=learner, collector=collector, ledger=books, baseline=credit, offered=offered
-        )
-        generated = int(books["generated"].sum()) - generated
-        work = sum(v for k, v in seconds.items() if k != "eval")
-        metrics = evaluated | batch.metrics | learned | _ledger_metrics(books)
-        metrics |= {f"time/{k}_seconds": v for k, v in seconds.items()}
-        metrics |= {
-          "time/step_seconds": work,
-          "perf/tokens_per_second": generated / work,
-          "perf/compilations": compiled.count,
-          "policy/lr": np.asarray(schedule(step * recipe.updates)).item(),
-          "train/epoch": _epoch(collector, offered, num_prompts),
-          "train/skipped_steps": int(learner.skipped),
-        }
-        writers.write(step, metrics)
-        progress.update(step + 1, metrics)
-        if step == 0:
-          took = time.perf_counter() - started
-          progress.print(f"first step done after {took:.0f} s, {compiled.count} compilations")
-        if config.sample_every and step % config.sample_every == 0:
-          progress.print_samples(step, _shown(batch, prompts.examples, scorer))
-        bad = 0 if finite else bad + 1
-        if not finite:
-          progress.print(
-            f"step {step}: logits, loss or gradient are not finite; nothing was learned"
-          )
-        if bad >= config.max_bad_steps:
-          raise NotFinite(_dump(workdir, step, batch, bad))
-        if any(hosts.gather(stop.requested)):  # of one process: of all
-          checkpoints.save(state)
-          raise Interrupted(f"stopped after step {step}; the same command resumes from there")
-        if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
-          checkpoints.save(state)
+      desk = _Desk(
+        workdir, writers, records, watch, checkpoints, progress, compiled, stop, trace, clock,
+        examples, scorer,
+      )  # fmt: skip
+      clock.lap("setup")
+      state, first = _steps(config, parts, state, desk, dump)
+      before = first or before
       # Saved before the last evaluation: a resumed run does that again, and books it once.
       checkpoints.save(state)
-      after, state = evaluate(state) if config.eval_every else ({}, state)
+      after, state = parts.evaluate(state) if config.eval_every else ({}, state)
       if after:
-        progress.print(_eval_line(config.steps, after))
-        writers.write(config.steps, after | _ledger_metrics(state.ledger))
+        step = int(state.learner.step)
+        progress.print(_eval_line(step, after))
+        writers.write(step, after | _ledger_metrics(state.ledger))
+      checkpoints.finish()
     if before and after:
       print(f"\n{before_after_table(before, after)}")
     print(f"{compiled.count} compilations; verifier: {dict(pool.counters)}")
-    return Outcome(state, forms.merged(state.learner.params), before, after)
+    return Outcome(state, parts.forms.merged(state.learner.params), before, after)
 
 
-def _evaluations(config: Config, policy, merged, tokenizer, held: list[_Prompts], judge, placement):
-  """evaluate(state) -> (metrics of every held-out set, state with the tokens booked)."""
-  runs = []
-  for number, prompts in enumerate(held):
+def _resume(
+  config: Config, parts: Parts, state: RunState, checkpoints: Checkpointer, writers: Writers
+) -> RunState:
+  """The newest state of the run, or the one given; metrics of later steps are forgotten."""
+  if checkpoints.latest() is not None:
+    state = checkpoints.restore(state)
+    print(f"resumed from step {int(state.learner.step)}")
+  if parts.offer is not None:
+    parts.offer.seek(state.offered)
+  start = int(state.learner.step)
+  if start > config.steps:
+    raise ValueError(f"the checkpoint is at step {start}, past steps = {config.steps}")
+  writers.rewind(start)
+  return state
 
-    def verify(index, texts, examples=prompts.examples):
-      return judge([examples[i] for i in index], texts)
 
-    runs.append(
-      make_evaluate(
-        policy,
-        prompts.name,
-        prompts.table,
-        [example.source for example in prompts.examples],
-        verify,
-        tokenizer.decode,
-        samples=config.eval_samples,
-        rows=max(config.budget, config.eval_samples),
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.eval_temperature,
-        eos_ids=tokenizer.eos_ids,
-        seed=config.seed + number,
-        stops=stop_rules(config.stop_strings, tokenizer),
-        constrain=placement.rows,
+def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int | None):
+  """Trains until the steps or the tokens are used up; (state, evaluation before step 0 if there was one)."""
+  due = Due(steps=config.checkpoint_every, minutes=config.checkpoint_minutes)
+  first: dict[str, float] = {}
+  bad = 0
+  desk.clock.take()  # the time before the first step is no part of it
+  while (step := int(state.learner.step)) < config.steps and not _spent(config, state):
+    desk.trace.at(step)
+    evaluated: dict[str, float] = {}
+    if config.eval_every and step % config.eval_every == 0:
+      evaluated, state = _evaluate(config, parts, state, desk)
+      first = evaluated if step == 0 else first
+    desk.clock.lap("eval" if evaluated else "records")
+    if step == dump:
+      debug.dump_before(desk.workdir, state)
+    generated = int(state.ledger["generated"].sum())
+    state, batch, spent = collect(parts, state)
+    desk.clock.lap("rollout", **spent)
+    state, learned, finite = learn(parts, state, batch)
+    desk.clock.lap("learn")
+    if step == dump:
+      debug.dump_after(desk.workdir, step, batch, state)
+    generated = int(state.ledger["generated"].sum()) - generated
+    metrics = evaluated | batch.metrics | learned
+    metrics |= _run_metrics(parts, state, step, generated, desk)
+    _record(config, step, metrics, batch, desk)
+    bad = 0 if finite else bad + 1
+    if not finite:
+      desk.progress.print(
+        f"step {step}: logits, loss or gradient are not finite; nothing was learned"
       )
-    )
+    if bad >= config.max_bad_steps:
+      raise NotFinite(_dump_bad(desk.workdir, step, batch, bad))
+    desk.clock.lap("records")
+    # What one process was asked, or finds due, all do.
+    heard = hosts.gather((desk.stop.requested, due(step + 1)))
+    if any(stop for stop, _ in heard):
+      desk.checkpoints.save(state)
+      desk.checkpoints.finish()
+      raise Interrupted(f"stopped after step {step}; the same command resumes from there")
+    if any(now for _, now in heard):
+      desk.checkpoints.save(state)
+    desk.clock.lap("checkpoint")
+  return state, first
 
-  def evaluate(state: RunState):
-    metrics, books, params = {}, state.ledger, merged(state.learner.params)
-    for run in runs:
-      more, tokens = run(params)
-      metrics |= more
-      books = ledger.book(books, {"evaluated": tokens})
-    return metrics, state.replace(ledger=books)
 
-  return evaluate
+def collect(parts: Parts, state: RunState) -> tuple[RunState, Batch, dict[str, float]]:
+  """The first half of a step: (state, batch, seconds of its phases)."""
+  learner = state.learner
+  collector, batch, books, seconds = parts.collect(
+    parts.forms.rollout(learner.params),
+    learner.step,
+    learner.control,
+    state.collector,
+    state.ledger,
+  )
+  state = state.replace(collector=collector, ledger=books, offered=parts.offered())
+  return state, batch, seconds
 
 
-def _baseline(config: Config, forms: Forms, recipe: Recipe, num_places: int, placement: Placement):
-  """The baseline that learns beside the policy, if the recipe has one."""
-  if recipe.baseline is None:
-    return None
-  if config.lora_rank:
-    raise ValueError("a recipe with a baseline that learns needs lora_rank = 0")
-  return make_baseline(
-    forms.learner,
-    recipe.baseline,
-    num_rows=config.budget,
-    num_places=num_places,
-    bin_tokens=config.bin_tokens,
-    lanes=placement.lanes,
+def learn(parts: Parts, state: RunState, batch: Batch) -> tuple[RunState, dict[str, float], bool]:
+  """The second half of a step: (state, metrics, whether all was finite). It takes the state's arrays over."""
+  collector = state.collector
+  key = jax.random.wrap_key_data(collector.key)
+  rows = parts.annotate(state.learner.params, batch.rows)
+  learner, baseline, metrics, booked = parts.learn(
+    state.learner, state.baseline, rows, batch.tally, collector.epoch, key
+  )
+  # A row whose logits are not finite has no tokens, so that the loss never hears of it.
+  finite = metrics.pop("finite") and batch.metrics.get("completion/error_frac", 0) < 1
+  state = state.replace(
+    learner=learner, ledger=ledger.book(state.ledger, booked), baseline=baseline
+  )
+  return state, metrics, finite
+
+
+def _evaluate(config: Config, parts: Parts, state: RunState, desk: _Desk):
+  evaluated, after = parts.evaluate(state)
+  desk.progress.print(_eval_line(int(state.learner.step), evaluated))
+  if config.keep_best:
+    if config.keep_best not in evaluated:
+      raise unknown("metric in keep_best", config.keep_best, evaluated)
+    # Without the tokens of this evaluation: a run that resumes here makes it again.
+    desk.checkpoints.offer(state, config.keep_best, evaluated[config.keep_best])
+  return evaluated, after
+
+
+def _run_metrics(
+  parts: Parts, state: RunState, step: int, generated: int, desk: _Desk
+) -> dict[str, float]:
+  """What a step cost, and where the run is. Takes the seconds of the clock."""
+  seconds = desk.clock.take()
+  work = sum(v for k, v in seconds.items() if k != "eval")
+  return (
+    _ledger_metrics(state.ledger)
+    | _memory()
+    | {
+      **{f"time/{k}_seconds": v for k, v in seconds.items()},
+      "time/step_seconds": work,
+      "perf/tokens_per_second": generated / work,
+      "perf/compilations": desk.compiled.count,
+      "policy/lr": np.asarray(parts.schedule(step * parts.updates)).item(),
+      "train/epoch": parts.epoch(state),
+      "train/skipped_steps": int(state.learner.skipped),
+    }
   )
 
 
-def _offer(config: Config, prompts: _Prompts, task: Task) -> Offer | None:
-  if not config.candidates:
-    return None
-  weights = config.source_weights
-  return Offer(
-    prompts.table, task.sources, candidates=config.candidates, weights=weights, seed=config.seed
-  )
+def _record(config: Config, step: int, metrics: dict[str, Any], batch: Batch, desk: _Desk) -> None:
+  """Writes and shows a step."""
+  desk.writers.write(step, metrics)
+  if desk.records is not None:
+    desk.records.write(step, _rollouts(batch, desk.examples))
+  warnings = desk.watch.look(step, metrics)
+  desk.progress.update(step + 1, metrics, [one.rule.name for one in desk.watch.active])
+  for one in warnings:
+    desk.progress.print(f"warning: {one.text()}")
+  if step == 0:
+    took, compiled = desk.clock.total(), desk.compiled.count
+    desk.progress.print(f"first step done after {took:.0f} s, {compiled} compilations")
+  if config.sample_every and step % config.sample_every == 0:
+    shown = _rollouts(batch, desk.examples)[: config.num_samples_shown]
+    desk.progress.print_samples(step, [_sample(one) for one in shown])
 
 
-def _epoch(collector, offered, num_prompts: int) -> int:
-  """Passes over the table: those that are complete, or as many prompts as have been offered."""
-  if offered is None:
-    return int(collector.epoch)
-  return int(offered[0]) // num_prompts
+def replay(
+  config: Config,
+  policy: Policy,
+  params,
+  tokenizer: Tokenizer,
+  recipe: Recipe,
+  task: Task,
+  workdir: str | os.PathLike,
+  step: int,
+  *,
+  learn_only: bool = False,
+  rewards: Sequence[RewardFunction] = (),
+  models: Mapping[str, Model] | None = None,
+  placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
+) -> dict[str, Any]:
+  """Runs one step again from its dump, and says whether the same came of it, bit for bit.
+
+  Args:
+    step: see `train`'s `dump`.
+    learn_only: take the batch from the dump instead of collecting it again.
+
+  Returns:
+    The step's metrics; "same_batch" and "same_update" among them, which are bool.
+
+  Raises:
+    ValueError: if there is no such dump, or it is of another run.
+  """
+  sets = prompt_sets(tokenizer, task, config)
+  with (
+    VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool,
+    Scorer(rewards, sets[0].examples) as scorer,
+  ):
+    parts, state = make_parts(
+      config, policy, [params], tokenizer, recipe, task, sets, hosts.shared(pool), scorer,
+      models or {}, placement,
+    )  # fmt: skip
+    state, batch, after = debug.read_dump(workdir, step, state)
+    if parts.offer is not None:
+      parts.offer.seek(state.offered)
+    if learn_only:
+      epoch = jax.numpy.asarray(after["epoch"], state.collector.epoch.dtype)
+      state = state.replace(collector=state.collector.replace(epoch=epoch))
+    else:
+      state, batch, _ = collect(parts, state)
+    same = debug.batch_digest(batch) == after["batch"]
+    state, learned, _ = learn(parts, state, batch)
+    update = debug.digest(state) == after["learner"]
+    return batch.metrics | learned | {"same_batch": same, "same_update": update}
+
+
+def _spent(config: Config, state: RunState) -> bool:
+  """Whether the run has generated all the tokens that it may."""
+  limit = config.max_generated_tokens
+  return limit > 0 and int(state.ledger["generated"].sum()) >= limit
 
 
 def _first_evaluation(workdir: Path) -> dict[str, float]:
   """The evaluation before the first update, from the metrics of a run that is resumed."""
-  path = workdir / METRICS_FILE
-  rows = read_metrics(path) if path.exists() else []
+  rows = _rows(workdir)
   first = rows[0] if rows and rows[0]["step"] == 0 else {}
   return {name: value for name, value in first.items() if name.startswith("eval/")}
-
-
-def evenly(examples, num: int) -> list[Example]:
-  """`num` examples spread over the whole sequence, in order; all if there are fewer."""
-  if num >= len(examples):
-    return list(examples)
-  return [examples[i * len(examples) // num] for i in range(num)]
 
 
 def _eval_line(step: int, metrics: Mapping[str, float]) -> str:
@@ -395,21 +377,46 @@ def _ledger_metrics(books: ledger.Ledger) -> dict[str, float]:
   }
 
 
-def _shown(batch: Batch, examples: list[Example], scorer: Scorer) -> list[Sample]:
+def _rows(workdir: Path) -> list[dict[str, Any]]:
+  path = workdir / METRICS_FILE
+  return read_metrics(path) if path.exists() else []
+
+
+def _records(config: Config, workdir: Path):
+  if not hosts.is_first():
+    return contextlib.nullcontext()
+  return Records(workdir, completions=config.record_completions, limit_mib=config.record_mib)
+
+
+def _rollouts(batch: Batch, examples: list[Example]) -> list[Rollout]:
   def one(sample):
-    example = examples[sample.prompt_id]
+    example, verdict = examples[sample.prompt_id], sample.verdict
     prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1]["content"]
-    verdict, said = sample.verdict, sample.rewards
-    if not scorer.names:
-      return Sample(prompt, sample.text, verdict.correct, example.answer, verdict.rule)
-    reward = sum(scorer.weights[name] * value for name, value in said.items())
-    why = [verdict.rule, *(f"{name} {value:g}" for name, value in said.items())]
-    return Sample(prompt, sample.text, reward, example.answer, ", ".join(filter(None, why)))
+    return Rollout(
+      sample.prompt_id, prompt, sample.text, sample.reward, verdict.correct, sample.num_tokens,
+      sample.status, example.source, example.answer, verdict.rule, verdict.parsed, sample.rewards,
+    )  # fmt: skip
 
   return [one(sample) for sample in batch.samples]
 
 
-def _dump(workdir: Path, step: int, batch: Batch, bad: int) -> str:
+def _sample(one: Rollout) -> Sample:
+  why = [one.rule, *(f"{name} {value:g}" for name, value in one.rewards.items())]
+  return Sample(one.prompt, one.completion, one.reward, one.answer, ", ".join(filter(None, why)))
+
+
+def _memory() -> dict[str, float]:
+  """The peak of the fullest device, where devices tell; CPUs do not."""
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  used = [
+    one["peak_bytes_in_use"] / one["bytes_limit"]
+    for one in stats
+    if one.get("bytes_limit") and "peak_bytes_in_use" in one
+  ]
+  return {"memory/peak_frac": max(used)} if used else {}
+
+
+def _dump_bad(workdir: Path, step: int, batch: Batch, bad: int) -> str:
   """Writes the batch that could not be learned from; says where."""
   path = workdir / f"bad_batch_{step}.npz"
   rows = hosts.host(batch.rows)
@@ -444,3 +451,56 @@ class _StopSignals:
   def __exit__(self, *_):
     for number, handler in self._old.items():
       signal.signal(number, handler)
+
+
+class _Trace:
+  """Writes a JAX trace of some steps to workdir/trace."""
+
+  def __init__(self, workdir: Path, steps: range):
+    self._folder, self._steps, self._on = str(workdir / "trace"), steps, False
+
+  def at(self, step: int) -> None:
+    """Before each step."""
+    if step in self._steps and not self._on:
+      jax.profiler.start_trace(self._folder)
+      self._on = True
+    elif step not in self._steps:
+      self._stop()
+
+  def _stop(self) -> None:
+    if self._on:
+      jax.profiler.stop_trace()
+      self._on = False
+      print(f"trace of steps {self._steps.start} to {self._steps.stop - 1}: {self._folder}")
+
+  def __enter__(self) -> "_Trace":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._stop()
+
+
+class Clock:
+  """Wall time by phase. Nothing is left out: a lap begins where the one before ended."""
+
+  def __init__(self):
+    self._seconds: dict[str, float] = {}
+    self._start = self._last = time.perf_counter()
+
+  def lap(self, name: str, **parts: float) -> None:
+    """Books the time since the last lap on `name`, but for what belongs to `parts` (name -> seconds)."""
+    now = time.perf_counter()
+    parts.pop(name, None)
+    parts[name] = now - self._last - sum(parts.values())
+    for phase, seconds in parts.items():
+      self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+    self._last = now
+
+  def take(self) -> dict[str, float]:
+    """Seconds of each phase since the last call."""
+    taken, self._seconds = self._seconds, {}
+    return taken
+
+  def total(self) -> float:
+    """Seconds since the clock was made."""
+    return time.perf_counter() - self._start

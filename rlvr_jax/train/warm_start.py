@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.types import Learner, Objective, Policy, Recipe, Tally, plain_table
+from rlvr_jax.core.types import Controller, Learner, Objective, Policy, Recipe, Tally
 from rlvr_jax.train.learn import make_learn
 
 
@@ -31,7 +31,7 @@ def warm_start(
   """Parameters after `steps` Adam updates on batches of demonstrations.
 
   Args:
-    recipe: its controllers are used; the objective is the likelihood of every token.
+    recipe: for the slots that an update does not look at; all recipes begin from the same parameters.
     demonstrations: (prompt ids, response ids, the end token included).
     rows: demonstrations in a batch.
 
@@ -44,6 +44,12 @@ def warm_start(
     advantage=lambda rows: jnp.zeros(rows.tokens.shape, jnp.float32),
     weigh=lambda key, rows, advantage, knobs: rows.loss_mask.astype(jnp.float32),
     objective=likelihood(),
+    aggregate=lambda loss, weight, rows: ((loss * weight).sum(), weight.sum()),
+    control=Controller(
+      init=lambda table: (),
+      value=lambda state: {"temperature": jnp.ones((), jnp.float32)},
+      update=lambda state, feedback: state,
+    ),
     annotate=(),
     updates=1,
   )
@@ -51,7 +57,7 @@ def warm_start(
   learner = Learner(
     params=jax.tree.map(lambda p: jnp.array(p, copy=True), params),
     opt_state=optimizer.init(params),
-    control=recipe.control.init(plain_table(1)),
+    control=(),
     step=jnp.zeros((), jnp.int32),
     skipped=jnp.zeros((), jnp.int32),
   )

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.keep import choose, steps, weigh
+from rlvr_jax.keep import choose, steps, tree, weigh
 from tests import toy
 
 KEY = jax.random.key(0)
 
 
 CHOICES = toy.factories(choose, variants={"resample_on_correct": [{"sample": True}]})
-WEIGHTS = toy.factories(weigh, steps, variants={"random_prefix": [{"full": 0.2, "minimum": 0.5}]})
+WEIGHTS = toy.factories(weigh, steps, tree, variants={"random_prefix": [{"full": 0.2, "minimum": 0.5}]})
 
 
 @pytest.mark.parametrize("factory", CHOICES)

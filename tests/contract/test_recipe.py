@@ -22,6 +22,10 @@ ALONE = {
   "fapo": {"flaw": ""},
   "sao": {"own_trunk": False, "critic_rate": 0.05},
   "uniqueness": {"strategy": ""},
+  "branchgrpo": {"splits": (0.34,)},
+  "entropy_tree": {"begin": 0.0},
+  "latr": {"windows": (1,), "shares": ((0, 0.5),)},
+  "spark": {"stride": 1, "roots": 0.75},
   "aero": {"explore": 3, "extra": 1},
   "ar3po": {"start": 3, "chunk": 1},
   "dars": {"start": 3},
@@ -73,7 +77,8 @@ def test_every_token_is_accounted_for(name):
   for entry in ("prefilled", "generated", "verified", "batched", "trained", "computed"):
     assert sum(toy_run.booked(run, entry)) > 0, entry
   totals = ledger.totals(run.end.ledger)
-  assert totals["verified"] == totals["generated"]
+  seen = totals["verified"] + totals["pruned"] + totals["probed"]
+  assert seen == totals["generated"]
   assert totals["trained"] <= totals["batched"] * build(name).updates
   drawn = sum(int(s.tally.tokens.sum()) for s in run.steps)
   assert drawn == totals["generated"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from rlvr_jax.core.types import Belief
 from rlvr_jax.core import beta_laws as laws
+from rlvr_jax.core.types import Belief
 
 COUNTS = np.array([[1, 1], [5, 5], [41, 41], [2, 7], [9, 1], [0.5, 3], [300, 200]])
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,8 +77,8 @@ from absl import flags
 from launch import train
 for args in json.loads(sys.argv[1]):
   flags.FLAGS.unparse_flags()
-  for name in ("config", "workdir", "set", "policy", "task", "recipe", "mesh", "steps", "seed"):
-    flags.FLAGS[name].unparse()
+  for name in flags.FLAGS.flags_by_module_dict()["launch.train"]:
+    name.unparse()
   try:
     train.main(flags.FLAGS(["train", *args]))
     print("0")
@@ -89,7 +90,7 @@ for args in json.loads(sys.argv[1]):
 def test_what_is_wrong_is_named_in_one_line(tmp_path):
   cases = [
     (["--policy=tinny"], "unknown policy 'tinny'; did you mean tiny"),
-    (["--recipe=gpro"], "unknown recipe 'gpro'; did you mean gspo, grpo"),
+    (["--recipe=gpro"], "unknown recipe 'gpro'; did you mean"),
     (["--task=arithmatic"], "unknown task 'arithmatic'; did you mean arithmetic"),
     (["--mesh=cpu2"], "unknown mesh 'cpu2'; did you mean"),
     (["--set=learning_rat=1"], "unknown config key 'learning_rat'; did you mean learning_rate"),
@@ -105,6 +106,12 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path):
     (["--set=steps"], "not of the form key=value"),
     (["--config=nowhere.py"], "no config file at nowhere.py"),
     ([f"--workdir={__file__}"], "cannot write the workdir"),
+    (["--dry_run", "--recipe=gpro"], "unknown recipe 'gpro'"),
+    (["--profile=3"], "--profile=3 must be FROM:TO"),
+    (["--debug=replay"], "--debug=replay needs --dump=STEP"),
+    (["--debug=mock", "--set=debug_args.median=0"], "mock rollouts need median > 0"),
+    (["--debug=mock", "--set=debug_args.medain=4"], "'medain'; did you mean median"),
+    (["--set=debug_args.median=4"], "debug_args = {'median': 4} is out of range"),
     (["--task=reasoning_gym", "--set=task_args.mixture=[{'name':'chain_sun'}]"], "chain_sum"),
   ]
   folders = [f"--workdir={tmp_path / str(i)}" for i in range(len(cases))]
@@ -119,13 +126,36 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path):
   assert not any((tmp_path / str(i) / "checkpoints").exists() for i in range(len(cases)))
 
 
+def test_a_dry_run_counts_the_tokens_and_makes_nothing(tmp_path):
+  """Two rounds of 4 x 8 rows of at most 16 tokens a step; evaluations before, at 2, and at the end."""
+  process = _start(
+    "--dry_run", f"--workdir={tmp_path / 'run'}", "--recipe=dapo", "--set=recipe_args.rounds=2",
+    "--steps=3", "--set=prompts=4", "--set=budget=32", "--set=eval_every=2",
+    "--set=task_args.eval_size=10", "--set=task_args.train_size=20", "--set=eval_samples=2",
+  )  # fmt: skip
+  text, _ = process.communicate()
+  assert process.returncode == 0, text
+  counts = dict(re.findall(r"^  (\S.*?)  +([\d,]+)$", text, flags=re.MULTILINE))
+  expected = {
+    "train prompts": 20,
+    "rows a round": 32,
+    "tokens a step": 2 * 32 * 16,
+    "tokens of the run": 3 * 2 * 32 * 16,
+    "evaluations": 3,
+    "tokens of evaluations": 3 * 10 * 2 * 16,
+  }
+  assert {k: int(counts[k].replace(",", "")) for k in expected} == expected
+  assert "at most, in an update" in text and "config " in text
+  assert not list(tmp_path.iterdir())
+
+
 FIRST_START = """
 import sys
 from launch import train
 from rlvr_jax.train import loop
 from rlvr_jax.train.config import Config
 class Stop(Exception): pass
-def killed(config, policy, params, tokenizer, recipe, task, workdir, *, rewards, models, placement):
+def killed(config, policy, params, tokenizer, recipe, task, workdir, **options):
   loop.Checkpointer(workdir, keep=1).close()  # the first thing that a run does
   raise Stop
 loop.train = killed

@@ -107,7 +107,6 @@ def _run(name, num=9):
   collect = make_collect(
     POLICY, RECIPES[name], _table(num), judge, lambda ids: " ".join(map(str, ids)),
     prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=[END], sources=SOURCES,
-    num_samples=3,
   )  # fmt: skip
   return Run(RECIPES[name], judge, collect, num)
 
@@ -294,8 +293,9 @@ def test_verdicts_reach_their_rows():
   for sample, prompt, text in zip(batch.samples, ids, texts):
     assert (sample.prompt_id, sample.text) == (prompt, text)
     assert sample.num_tokens == len(text.split())
-    assert sample.verdict.correct == text.count("1")
-  assert len(batch.samples) == 3
+    assert sample.verdict.correct == sample.reward == text.count("1")
+    assert sample.status in ("eos", "length")
+  assert len(batch.samples) == BUDGET
 
 
 def test_group_statistics_are_stamped_before_anything_is_dropped():

@@ -18,6 +18,7 @@ from rlvr_jax.train.config import (
   apply_overrides,
   claim_workdir,
   difference,
+  digest,
   from_json,
   hold_workdir,
   load_config,
@@ -221,10 +222,20 @@ def test_load_config_says_what_is_wrong_with_the_file(tmp_path, text, message):
 def test_load_config_without_a_file(tmp_path):
   with pytest.raises(ValueError, match=r"no config file at .*absent\.py"):
     load_config(tmp_path / "absent.py")
-  other = tmp_path / "config.json"
+  other = tmp_path / "config.txt"
   other.write_text("{}")
   with pytest.raises(ValueError, match="not a Python file"):
     load_config(other)
+
+
+def test_load_config_reads_what_a_run_has_saved(tmp_path):
+  config = Config(steps=3, stop_strings=("a",), task_args={"digits": 2})
+  file = claim_workdir(tmp_path, config) / "config.json"
+  assert load_config(file) == config
+  assert digest(load_config(file)) == digest(config) != digest(Config(steps=4))
+  file.write_text('{"steps": 3}')
+  with pytest.raises(ValueError, match=r"config\.json: the config lacks policy"):
+    load_config(file)
 
 
 def test_a_workdir_is_claimed_then_resumed(tmp_path):
@@ -283,8 +294,14 @@ def test_what_a_resumed_run_may_change(tmp_path):
     "steps": 200,
     "eval_every": 1,
     "sample_every": 0,
+    "max_generated_tokens": 10_000,
     "checkpoint_every": 7,
+    "checkpoint_minutes": 1.5,
     "keep_checkpoints": 1,
+    "record_completions": 2,
+    "record_mib": 1.0,
+    "alarms": {"length_blowup": None},
+    "keep_best": "eval/heldout/pass@1",
     "loggers": (),
     "export": False,
     "prompt_cache": "elsewhere",

@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
+import re
 import signal
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,8 @@ import pytest
 from rlvr_jax.core import ledger
 from rlvr_jax.recipes.grpo import grpo
 from rlvr_jax.tasks.arithmetic import CharTokenizer, arithmetic
-from rlvr_jax.train import loop
+from rlvr_jax.tasks.worker import descendants
+from rlvr_jax.train import debug, loop
 from rlvr_jax.train.config import METRICS_FILE, Config
 from rlvr_jax.train.metrics import find, read_metrics
 from tests import toy
@@ -21,7 +25,10 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 PLACES, NEW = 16, 3  # of a prompt, of a response
 POLICY = toy.table_policy(CharTokenizer().vocab_size, PLACES + NEW)
 TASK = arithmetic(operations=["copy"], train_size=11, eval_size=5)
-RECIPE = grpo()
+# Something to learn: the task itself is beyond a table of logits, and its rewards are all 0.
+RECIPE = grpo()._replace(
+  reward=lambda rows, knobs: (rows.tokens.sum(1) % 3 == 0).astype(jnp.float32)
+)
 PER_STEP = 16  # calls of the tokenizer's decode: one a row
 
 
@@ -49,10 +56,29 @@ class Tripwire(CharTokenizer):
     return super().decode(ids)
 
 
-def _train(workdir, *, tokenizer=None, recipe=RECIPE, task=TASK, scale=1.0, **changes):
+def _train(
+  workdir,
+  *,
+  tokenizer=None,
+  recipe=RECIPE,
+  task=TASK,
+  scale=1.0,
+  dump=None,
+  profile=range(0),
+  **changes,
+):
   params = {k: v * scale for k, v in POLICY.init(jax.random.key(0)).items()}
   tokenizer = tokenizer or task.tokenizer
-  return loop.train(_config(**changes), POLICY, params, tokenizer, recipe, task, workdir)
+  return loop.train(
+    _config(**changes), POLICY, params, tokenizer, recipe, task, workdir, dump=dump, profile=profile
+  )
+
+
+def _replay(workdir, step, *, recipe=RECIPE, **options):
+  params = POLICY.init(jax.random.key(1))  # not those of the run
+  return loop.replay(
+    _config(), POLICY, params, TASK.tokenizer, recipe, TASK, workdir, step, **options
+  )
 
 
 def _rows(workdir):
@@ -123,6 +149,100 @@ def test_no_evaluation_when_none_is_wanted(tmp_path, whole):
   _same(outcome.state.learner, whole[0].state.learner)
   assert outcome.state.ledger["evaluated"].sum() == 0
   assert [row["step"] for row in _rows(tmp_path)] == list(range(6))
+
+
+def test_a_run_ends_with_the_step_that_reaches_its_tokens(tmp_path, whole):
+  spent = [row["tokens/generated"] for row in _rows(whole[1])]
+  outcome = _train(tmp_path, max_generated_tokens=spent[1] + 1)
+  assert int(outcome.state.learner.step) == 3
+  assert [row["step"] for row in _rows(tmp_path)] == [0, 1, 2, 3]
+  assert outcome.after
+  _same(_train(tmp_path).state, whole[0].state)
+
+
+def test_every_second_of_a_step_belongs_to_a_phase(whole):
+  rows = read_metrics(whole[1] / METRICS_FILE)[:-1]
+  own = {"rollout", "verify", "learn", "records"}
+  for step, row in enumerate(rows):
+    phases = {
+      name.removeprefix("time/").removesuffix("_seconds"): value
+      for name, value in row.items()
+      if name.startswith("time/") and name != "time/step_seconds"
+    }
+    # Writing and saving come after the row of their step, so they are in the next.
+    expected = own | {"checkpoint"} if step else own - {"records"}
+    assert phases.keys() - {"eval"} == expected
+    assert sum(v for k, v in phases.items() if k != "eval") == pytest.approx(
+      row["time/step_seconds"]
+    )
+
+
+def test_the_clock_leaves_nothing_out(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+  clock = loop.Clock()
+  for seconds, name, parts in (
+    (2, "eval", {}),
+    (10, "rollout", {"verify": 3, "rollout": 6}),
+    (5, "eval", {}),
+  ):
+    now[0] += seconds
+    clock.lap(name, **parts)
+  assert clock.take() == {"eval": 7, "verify": 3, "rollout": 7}
+  assert clock.take() == {} and clock.total() == 17
+
+
+# --------------------------------------------------------------------------------------------------
+# Looking for a fault
+
+
+def test_a_step_is_run_again_from_its_dump_bit_for_bit(tmp_path, whole):
+  outcome = _train(tmp_path, dump=4)
+  _same(outcome.state, whole[0].state)  # a dump changes nothing
+  row = _rows(tmp_path)[4]
+  for learn_only in (False, True):
+    metrics = _replay(tmp_path, 4, learn_only=learn_only)
+    assert metrics["same_batch"] and metrics["same_update"]
+    assert metrics["policy/grad_norm"] == row["policy/grad_norm"]
+  assert "reward/mean" not in metrics
+  twice = RECIPE._replace(advantage=lambda rows: 2 * RECIPE.advantage(rows))
+  other = _replay(tmp_path, 4, recipe=twice, learn_only=True)
+  assert other["same_batch"] and not other["same_update"]
+  with pytest.raises(ValueError, match=r"no dump of step 3 .*--dump=3 writes one"):
+    _replay(tmp_path, 3)
+  file = tmp_path / "dumps" / "4" / "batch.npz"
+  with np.load(file) as arrays:
+    changed = dict(arrays)
+  changed["rows/tokens"][0, 0] += 1
+  np.savez(file, **changed)
+  with pytest.raises(ValueError, match=r"is not the batch that after\.json speaks of"):
+    _replay(tmp_path, 4)
+
+
+def test_rollouts_without_learning(tmp_path, whole):
+  outcome = _train(tmp_path, debug="rollout", steps=2, eval_every=0)
+  start = POLICY.init(jax.random.key(0))
+  _same(outcome.state.learner.params, start)
+  assert int(outcome.state.learner.step) == 2
+  total = ledger.totals(outcome.state.ledger)
+  assert total["generated"] > 0 == total["trained"]
+  assert _rows(tmp_path)[0]["reward/mean"] == _rows(whole[1])[0]["reward/mean"]
+  assert "policy/loss" not in _rows(tmp_path)[0]
+
+
+def test_learning_from_mock_rollouts(tmp_path):
+  mock = RECIPE._replace(rollout=debug.mock_rollout(median=2, spread=0))
+  outcome = _train(tmp_path, recipe=mock, steps=2, eval_every=0)
+  rows = _rows(tmp_path)
+  assert [row["completion/length_mean"] for row in rows] == [2.0, 2.0]
+  assert ledger.totals(outcome.state.ledger)["generated"] == 2 * 16 * 2
+  assert int(outcome.state.learner.step) == 2
+
+
+def test_a_trace_of_some_steps(tmp_path, capsys):
+  _train(tmp_path, steps=3, eval_every=0, profile=range(1, 2))
+  assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+  assert "trace of steps 1 to 1" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------------
@@ -257,6 +377,22 @@ def test_good_steps_in_between_start_the_count_again(tmp_path):
   assert int(outcome.state.learner.skipped) == 4
   assert int(outcome.state.learner.step) == 6
   assert np.isfinite(outcome.state.learner.params["table"]).all()
+
+
+def test_a_verifier_that_dies_in_the_middle_of_a_run_changes_nothing(tmp_path, whole, capsys):
+  def kill():
+    for process in descendants(os.getpid()):
+      os.kill(process, signal.SIGKILL)
+
+  outcome = _train(tmp_path, tokenizer=Tripwire(5 + PER_STEP + 3, kill))
+  assert "'restarts': 1" in capsys.readouterr().out
+  _same(outcome.state, whole[0].state)
+
+
+def test_no_clock_that_can_be_set_is_read():
+  root = Path(loop.__file__).parents[2]
+  files = [*(root / "rlvr_jax" / "train").rglob("*.py"), *(root / "launch").glob("*.py")]
+  assert not [f for f in files if re.search(r"\b(time\.time|datetime\.now)\(", f.read_text())]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from launch import budget as command
-from launch.budget import Law
+from launch import plan as command
+from launch.plan import Law
 
 
 @pytest.mark.parametrize(

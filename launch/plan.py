@@ -1,8 +1,8 @@
 """Suggests how to spend a budget of tokens: rollouts of a prompt, prompts of a step, steps.
 
-  python -m launch.budget --tokens=2e8 --tokens_per_rollout=300
-  python -m launch.budget --tokens=2e9 --tokens_per_rollout=800 --prompts=128 --most=128 --most_rows=16384
-  python -m launch.budget --tokens=2e8 --tokens_per_rollout=300 --points=sweep.jsonl
+  python -m launch.plan --tokens=2e8 --tokens_per_rollout=300
+  python -m launch.plan --tokens=2e9 --tokens_per_rollout=800 --prompts=128 --most=128 --most_rows=16384
+  python -m launch.plan --tokens=2e8 --tokens_per_rollout=300 --points=sweep.jsonl
 
 The law is that of the IsoCompute Playbook (arXiv 2603.12151): the best number n of rollouts of a prompt rises
 with the number C of all rollouts, and saturates,
