@@ -6,7 +6,9 @@ int64 does not survive a jitted function with JAX's defaults.
 
 A response token that is generated, or brought back from an earlier step, is disposed of exactly once:
 
-    generated + reused = batched + rejected + surplus + banked        (`balance` is the difference)
+    generated + reused = batched + rejected + surplus + banked + pruned + probed
+
+(`balance` is the difference). A token that several rows share is booked once, with the row that owns it.
 """
 
 from collections.abc import Mapping
@@ -19,11 +21,15 @@ ENTRIES = {
   "prefilled": "prompt tokens computed by the sampler (once a prompt, not once a row)",
   "generated": "response tokens sampled",
   "reused": "response tokens brought back from an earlier step",
+  "drafted": "response tokens of earlier steps that the policy was asked about",
+  "accepted": "of the reused, drafted tokens that the policy kept",
   "verified": "response tokens shown to the verifier",
   "batched": "response tokens that entered the learner's batch",
   "rejected": "response tokens of rows that the recipe chose not to train on",
   "surplus": "response tokens of chosen rows that found no room in the batch",
   "banked": "response tokens of rows kept for a later step",
+  "pruned": "response tokens of branches that were cut off while they grew",
+  "probed": "response tokens sampled to look ahead, and dropped",
   "trained": "response tokens with a non-zero weight in the loss, once for each update",
   "computed": "distinct tokens the learner ran the model on, once for each update",
   "evaluated": "response tokens sampled in evaluations",
@@ -70,5 +76,5 @@ def totals(ledger: Ledger) -> dict[str, int]:
 def balance(ledger: Ledger) -> np.ndarray:
   """int64 [M+1]: tokens that came in and were not disposed of; 0 everywhere when the books are right."""
   came = ledger["generated"] + ledger["reused"]
-  went = ledger["batched"] + ledger["rejected"] + ledger["surplus"] + ledger["banked"]
-  return came - went
+  went = ("batched", "rejected", "surplus", "banked", "pruned", "probed")
+  return came - sum(ledger[entry] for entry in went)

@@ -3,8 +3,18 @@
 import jax
 import jax.numpy as jnp
 
-from rlvr_jax.core import groups
+from rlvr_jax.core import groups, trees
 from rlvr_jax.core.types import KILLED, OPEN, Rows
+
+# Fields of Rows with an entry a place, [N,T].
+BY_PLACE = (
+  "tokens",
+  "behavior_logprobs",
+  "full_logprobs",
+  "entropy",
+  "version",
+  "response_mask",
+)
 
 
 def blank(num: int, num_places: int) -> Rows:
@@ -31,6 +41,8 @@ def blank(num: int, num_places: int) -> Rows:
     source=i(n),
     temperature=jnp.ones(n, jnp.float32),
     wave=i(n),
+    parent=jnp.full(n, -1, jnp.int32),
+    fork_at=i(n),
     correct=f(n),
     reward=f(n),
     prior=f(n),
@@ -75,13 +87,15 @@ def fresh(tokens, length, *, group, valid, uid, num_places, max_new_tokens, temp
 def write(batch: Rows, rows: Rows, offset) -> Rows:
   """`batch` with `rows` at offset (may be traced)."""
   put = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0)
-  return jax.tree.map(put, batch, rows)
+  parent = jnp.where(rows.parent >= 0, rows.parent + offset, -1).astype(jnp.int32)
+  return jax.tree.map(put, batch, rows.replace(parent=parent))
 
 
 def append(pool: Rows, used, rows: Rows, chosen):
   """Appends the chosen rows to a pool, whole groups only; groups are renumbered.
 
-  A group that no longer fits stays out, as do all after it. Within a group the order is kept.
+  A group that no longer fits stays out, as do all after it. Within a group the order is kept. Children of
+  rows that stay out are parted among themselves: see core.trees.adopt.
 
   Args:
     used: (int32 [] rows, int32 [] groups) of the pool in use so far.
@@ -99,7 +113,42 @@ def append(pool: Rows, used, rows: Rows, chosen):
   placed = chosen & fits[rows.group]
   rank = groups.rank(rows.group, chosen)
   dest = jnp.where(placed, start[rows.group] + rank, capacity)
-  moved = rows.replace(group=number[rows.group], context=number[rows.group], valid=placed)
+  parent, fork_at = trees.adopt(rows.parent, rows.fork_at, ~placed)
+  moved = rows.replace(
+    group=number[rows.group],
+    context=number[rows.group],
+    valid=placed,
+    parent=jnp.where(parent >= 0, dest[parent], -1).astype(jnp.int32),
+    fork_at=fork_at,
+  )
   pool = jax.tree.map(lambda a, b: a.at[dest].set(b, mode="drop"), pool, moved)
   used = (used[0] + jnp.where(fits, size, 0).sum(), used[1] + fits.sum().astype(jnp.int32))
   return pool, used, placed
+
+
+def fork(rows: Rows, source, at, uid) -> Rows:
+  """Rows become open children of others; what they held is gone.
+
+  Args:
+    source: int32 [N], the row that row n is a child of; -1: row n stays as it is.
+    at: int32 [N], places that the child shares with it: the prompt at least, at most its length.
+    uid: uint32 [N,2] of the children, see core.trees.child_uids.
+  """
+  n, num_places = rows.tokens.shape
+  child = source >= 0
+  new = jax.tree.map(lambda x: x[jnp.where(child, source, jnp.arange(n))], rows)
+  own = child[:, None] & (jnp.arange(num_places)[None] >= at[:, None])
+  begin = blank(n, num_places)
+  anew = lambda name: jnp.where(own, getattr(begin, name), getattr(new, name))
+  new = new.replace(**{name: anew(name) for name in BY_PLACE})
+  set_to = lambda x, value: jnp.where(child, value, x).astype(x.dtype)
+  return new.replace(
+    length=set_to(new.length, at),
+    status=set_to(new.status, OPEN),
+    uid=jnp.where(child[:, None], uid, new.uid),
+    parent=set_to(new.parent, source),
+    fork_at=set_to(new.fork_at, at),
+    correct=set_to(new.correct, 0.0),
+    reward=set_to(new.reward, 0.0),
+    valid=child | new.valid,
+  )

@@ -51,6 +51,8 @@ class Rows(flax.struct.PyTreeNode):
   source: Array  # int32 [N], data source of the prompt
   temperature: Array  # float32 [N], of the law it is sampled from
   wave: Array  # int32 [N], which wave of the round drew it
+  parent: Array  # int32 [N], row it forked from; -1: none
+  fork_at: Array  # int32 [N], places before it are its parent's, and equal to them; 0 without a parent
   correct: Array  # float32 [N], the verifier's verdict; beliefs, allocators and filters read this
   reward: Array  # float32 [N], shaped from the verdict; the loss sees this
   prior: Array  # float32 [N], believed solve rate of the prompt before this step
@@ -326,9 +328,11 @@ class Replay(NamedTuple):
   """
 
   init: Callable  # (table, num_places T) -> state
-  # (state) -> bool [M]: prompts with rows that wait to go on; the next round draws them first.
+  # (state) -> int32 [M]: positive for prompts with rows that wait to go on, which the next round draws
+  # first, the highest number first of all.
   held: Callable | None
-  # (state, rows) -> (rows, reused int32 [N]): the seeds of a wave, with what is kept of them put in.
+  # (state, rows) -> (rows, reused int32 [N]): the seeds of a wave, with what is kept of them put in. A row
+  # that comes in closed has been counted before: its wave is -1, and beliefs do not hear of it again.
   resume: Callable | None
   # (state, rows, key, step) -> (rows, reused int32 [N]): kept rows in places of padding, before `choose`.
   # Beliefs and the groups' trials and successes do not hear of them.
@@ -336,6 +340,20 @@ class Replay(NamedTuple):
   # (state, rows, chosen, step) -> (state, banked bool [N]): what of a round is kept; banked rows leave it.
   add: Callable | None
   room: int = 0  # rows of a round that `merge` may fill, beyond those that are allocated
+  check: Callable | None = None  # (state), host code after each round: raises if something was lost
+
+
+class Schedule(NamedTuple):
+  """When batches are collected and when they are learned from.
+
+  Batch b is what update b learns from; version v of the parameters has had v updates. A token of version v
+  in batch b has staleness b - v.
+  """
+
+  ahead: int  # batches that lie ready when an update begins; 0: each is collected after the update before
+  bound: int | None  # no token that is trained may be staler; None: rows that are carried over may be
+  # (queue, collect, learn, push) -> what learn gave: one update. See schedule.bounded_staleness.
+  turn: Callable
 
 
 class Refill(NamedTuple):
@@ -368,6 +386,7 @@ class Recipe(NamedTuple):
   # A baseline that learns beside the policy: a name of train.critic.BASELINES, and its arguments.
   baseline: tuple[str, Any] | None = None
   updates: int = 1  # optimizer steps a batch
+  schedule: Schedule | None = None  # None: collect, then learn (schedule.sync)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -394,6 +413,14 @@ class Collector(flax.struct.PyTreeNode):
   key: Array  # key of the run; constant
 
 
+class Queued(flax.struct.PyTreeNode):
+  """A batch that was collected and not learned from yet."""
+
+  rows: Rows
+  tally: Tally
+  epoch: Array  # int32 [], when it was collected
+
+
 class RunState(flax.struct.PyTreeNode):
   learner: Learner
   collector: Collector
@@ -401,6 +428,7 @@ class RunState(flax.struct.PyTreeNode):
   baseline: Any = ()  # of a baseline that learns: see Recipe.baseline
   frozen: Any = None  # uint32: models.lora.fingerprint of weights that are read and not trained
   offered: Any = None  # host int64 [1], where the stream of prompts is; None: there is none
+  queue: tuple[Queued, ...] = ()  # batches that lie ready, the next one first: Schedule.ahead of them
 
 
 def places(x: Array) -> Array:

@@ -50,6 +50,8 @@ PREFILL = 256  # prompt tokens computed at a time, over some prompts
 CHUNK = 16  # of those, a prompt has at least so many
 TILE = 16  # slots that attend to their prompts together
 TICKS = 16  # of a segment, where shards must agree on when to leave off
+BEHIND = 16  # tokens of a row fed one a tick; what is further behind is caught up with first
+LANES = 4  # rows that catch up side by side
 
 
 class DecodeCounts(flax.struct.PyTreeNode):
@@ -58,8 +60,12 @@ class DecodeCounts(flax.struct.PyTreeNode):
   prefilled: Array  # [N] prompt tokens computed, booked on the row that leads its context
   generated: Array  # [N] tokens drawn
   replayed: Array  # [N] response tokens that were fed again because the row came in with them
+  pruned: Array  # [N] of the tokens drawn, those of branches that were cut off (decode.tree)
+  probed: Array  # [N] of the tokens drawn, those of look-aheads (decode.tree)
   ticks: Array  # [] steps of the loop
   slot_ticks: Array  # [] slots computed, summed over ticks
+  drafted: Array | None = None  # [N] tokens of drafts (decode.speculative); None: there were none
+  accepted: Array | None = None  # [N] of these, the tokens that were kept
 
 
 class Tiles(flax.struct.PyTreeNode):
@@ -88,6 +94,26 @@ class DecodeState(flax.struct.PyTreeNode):
   order: Array  # int32 [N], rows to run, open ones first
   num: Array  # int32 [], rows to run
   counts: DecodeCounts
+  seen: Any = ()  # what a Watch keeps
+
+
+class Watch(NamedTuple):
+  """Something that looks on while rows grow, and says when it wants to act between two segments."""
+
+  pause: Any  # (rows, seen) -> bool []
+  see: Any = (
+    None  # (seen, row [S], place [S], law [S,V], token [S]) -> seen, of each draw; row N: none
+  )
+
+
+class Report(NamedTuple):
+  """What the host learns of a segment; numbers, int32 [] each."""
+
+  filled: Array  # places of the cache that rows in slots need
+  done: Array  # whether all is done
+  behind: Array  # whether a row has tokens to catch up with
+  paused: Array  # whether the watch wants to act
+  live: Array  # slots in use
 
 
 def decode(
@@ -150,13 +176,15 @@ def _decode_in_one(parts, params, rows, law_of, slots, places, num_contexts, pro
   prompts, state = parts.start(params, rows, law_of[1], slots, places, num_contexts, prompt_places)
   while True:
     state, report = parts.segment(params, prompts, state, *law_of)
-    filled, done = jax.device_get(report).tolist()
-    if done:
+    report = jax.device_get(report)
+    if report.done:
       return state.rows.replace(context=rows.context), state.counts
     slots, places = len(state.slots.row), state.cache.places
-    if filled >= places:
-      places = min(2 * places, rows.tokens.shape[1])
+    if report.filled >= places:
+      places = enough(places, report.filled, rows.tokens.shape[1])
       state = parts.resize(state, num_contexts, slots, places)
+    elif report.behind:
+      state = parts.catch_up(params, prompts, state, law_of[3])
     else:
       state = parts.resize(state, num_contexts, _smaller(slots), places)
 
@@ -178,13 +206,22 @@ def _decode_in_parts(
     state, report = parts.segment(
       params, prompts, state, version, eos_ids, rule, own, jnp.asarray(ticks, jnp.int32)
     )
-    filled, done = jax.device_get(parts.agree(report, state, stops)).tolist()
-    if done:
+    report = jax.device_get(parts.agree(report, state, stops))
+    if report.done:
       grown, of_rows, totals = parts.join(state)
       return grown.replace(context=rows.context), DecodeCounts(*of_rows, *totals)
-    if filled >= places:
-      places = min(2 * places, t)
+    if report.filled >= places:
+      places = enough(places, report.filled, t)
       state = parts.resize(state, num_contexts, slots, places)
+    elif report.behind:
+      state = parts.catch_up(params, prompts, state, own)
+
+
+def enough(places, filled, most):
+  """Cache places, doubled until `filled` leave one free."""
+  while places <= filled and places < most:
+    places = min(2 * places, most)
+  return places
 
 
 def _smaller(slots):
@@ -208,25 +245,38 @@ class Parts(NamedTuple):
   start: Any
   segment: Any
   resize: Any
+  catch_up: Any
+  seat: Any  # for trees
   # For rows on several shards only.
   apart: Any
   agree: Any
   join: Any
 
 
-def parts_of(policy: Policy, split: shards.Split | None = None) -> Parts:
+def parts_of(
+  policy: Policy, split: shards.Split | None = None, watch: Watch | None = None
+) -> Parts:
   """The parts for a policy; equal policies share them, and so what was compiled.
 
-  With a split, rows, rule, prompts and state have the leading axis of `decode.shards`.
+  With a watch, `seen` of the state is what it keeps. With a split, rows, rule, prompts and state have the
+  leading axis of `decode.shards`.
   """
   logits = shards.whole_inside(policy.logits) if split else policy.logits
   model = _Model(policy.hidden, logits, policy.init_cache, policy.vocab_size)
-  return _parts(model, split)
+  return _parts(model, split, watch)
 
 
 @functools.cache
-def _parts(policy: Any, split: shards.Split | None) -> Parts:
+def _parts(policy: Any, split: shards.Split | None, watch: Watch | None) -> Parts:
   each = functools.partial(shards.each, split)
+
+  @functools.partial(jax.jit, donate_argnums=2)
+  def segment(params, prompts, state, version, eos_ids, rule, stops, ticks=None):
+    one = lambda *args: _segment(policy, *args, shrinks=split is None, watch=watch)
+    return each(one, 5)(params, version, eos_ids, stops, ticks, prompts, state, rule)
+
+  if watch is not None:  # the other parts do not look at it
+    return _parts(policy, split, None)._replace(segment=segment)
   num_shards = split.num if split else 1
 
   @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
@@ -242,14 +292,16 @@ def _parts(policy: Any, split: shards.Split | None) -> Parts:
 
     return each(one, 2)(params, eos_ids, rows)
 
-  @functools.partial(jax.jit, donate_argnums=2)
-  def segment(params, prompts, state, version, eos_ids, rule, stops, ticks=None):
-    one = lambda *args: _segment(policy, *args, shrinks=split is None)
-    return each(one, 5)(params, version, eos_ids, stops, ticks, prompts, state, rule)
-
   @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # other shapes: donation could not help
   def resize(state, num_contexts, slots, places):
     return each(lambda state: _resize(state, num_contexts, slots, places), 0)(state)
+
+  @functools.partial(jax.jit, donate_argnums=2)
+  def catch_up(params, prompts, state, stops):
+    one = lambda params, stops, *args: _catch_up(policy, params, stops, *args)
+    return each(one, 2)(params, stops, prompts, state)
+
+  seat = jax.jit(_seat, static_argnums=(3, 4))
 
   warmed = set()
 
@@ -268,7 +320,7 @@ def _parts(policy: Any, split: shards.Split | None) -> Parts:
       state, _ = segment(params, prompts, state, *law_of)
 
   if split is None:
-    return Parts(warm, start, segment, resize, None, None, None)
+    return Parts(warm, start, segment, resize, catch_up, seat, None, None, None)
 
   @jax.jit
   def apart(rows, rule):
@@ -278,23 +330,26 @@ def _parts(policy: Any, split: shards.Split | None) -> Parts:
   def agree(report, state, stops):
     """What `segment` reports, of all shards; done as well once the rules in common say so."""
     enough = stops.enough(shards.together(state.rows), state.counts.generated)
-    return jnp.stack([report[:, 0].max(), report[:, 1].all() | enough]).astype(jnp.int32)
+    most = jax.tree.map(jnp.max, report)
+    return most._replace(done=(report.done.min() | enough).astype(jnp.int32))
 
   @functools.partial(jax.jit, out_shardings=(split.along, split.along, split.everywhere))
   def join(state):
     """Rows; the counts of each row; ticks and slot ticks."""
     counts = state.counts
-    of_rows = counts.prefilled, counts.generated, counts.replayed
+    of_rows = counts.prefilled, counts.generated, counts.replayed, counts.pruned, counts.probed
     totals = counts.ticks.max(), counts.slot_ticks.sum()
     return shards.together(state.rows), shards.together(of_rows), totals
 
-  return Parts(warm, start, segment, resize, apart, agree, join)
+  return Parts(warm, start, segment, resize, catch_up, seat, apart, agree, join)
 
 
-def _segment(policy, params, version, eos_ids, stops, ticks, prompts, state, rule, *, shrinks):
-  """Ticks until done or until other sizes are better, or so many as there may be.
+def _segment(
+  policy, params, version, eos_ids, stops, ticks, prompts, state, rule, *, shrinks, watch
+):
+  """Ticks until done or until the host should act, or so many as there may be.
 
-  Returns the state, and int32 [2]: places in use, whether all is done.
+  Returns the state and a Report.
   """
   t = state.rows.tokens.shape[1]
   slots, places = len(state.slots.row), state.cache.places
@@ -305,11 +360,17 @@ def _segment(policy, params, version, eos_ids, stops, ticks, prompts, state, rul
     return left & ~stops.enough(state.rows, state.counts.generated)
 
   def filled(state):
-    used = state.slots.fill - state.slots.start
-    return jnp.where(_live(state.rows, state.slots), used, 0).max()
+    last = jnp.maximum(_of(state.rows.length, state.slots.row) - 1, state.slots.fill)
+    return jnp.where(_live(state.rows, state.slots), last - state.slots.start, 0).max()
+
+  def behind(state):
+    return (_lag(state.rows, state.slots) > BEHIND).any()
+
+  def paused(state):
+    return jnp.zeros((), bool) if watch is None else watch.pause(state.rows, state.seen)
 
   def go_on(state):
-    on = work(state)
+    on = work(state) & ~behind(state) & ~paused(state)
     if ticks is not None:
       on &= state.counts.ticks - began < ticks
     if places < t:
@@ -325,11 +386,77 @@ def _segment(policy, params, version, eos_ids, stops, ticks, prompts, state, rul
     # Only the integers go through the condition: a cache that did would be copied.
     held = jax.lax.cond(ready, admit, lambda s: s, state.slots)
     state = state.replace(slots=held)
-    return _tick(policy, params, prompts, version, eos_ids, rule, stops, state)
+    return _tick(policy, params, prompts, version, eos_ids, rule, stops, state, watch)
 
   state = jax.lax.while_loop(go_on, step, state)
-  report = jnp.stack([filled(state), ~work(state)]).astype(jnp.int32)
-  return state, report
+  live = _live(state.rows, state.slots).sum()
+  report = Report(filled(state), ~work(state), behind(state), paused(state), live)
+  return state, jax.tree.map(lambda x: x.astype(jnp.int32), report)
+
+
+def _lag(rows, slots):
+  """int32 [S]: tokens of the row in each slot that were not fed, but for the last; 0 if not live."""
+  return jnp.where(_live(rows, slots), _of(rows.length, slots.row) - 1 - slots.fill, 0)
+
+
+def _catch_up(policy, params, stops, prompts, state):
+  """Feeds rows that are far behind all their tokens but the last, many at a time."""
+  rows, n, t = state.rows, len(state.rows.status), state.rows.tokens.shape[1]
+  lanes, width = min(LANES, len(state.slots.row)), min(PREFILL // LANES, t)
+  chosen = _lag(rows, state.slots) > BEHIND
+  lag = lambda slots: jnp.where(chosen, _lag(rows, slots), 0)
+
+  def some(state):
+    slots = state.slots
+    lane = jnp.argsort(-lag(slots), stable=True)[:lanes]
+    row = jnp.where(lag(slots)[lane] > 0, slots.row[lane], n)
+    end = jnp.where(row < n, _of(rows.length, row) - 1, 0)
+    begin = jnp.where(row < n, slots.fill[lane], 0)
+    tiles = _tiles(rows, row, len(prompts.v[0]), slots.tiles.slot.shape[2])
+    texts = rows.tokens[jnp.minimum(row, n - 1)]
+    view = Shared(
+      own=jax.tree.map(lambda x: x[lane], state.cache),
+      prompts=prompts,
+      start=slots.start[lane],
+      tile_slot=tiles.slot,
+      tile_prompt=tiles.prompt,
+      num_tiles=tiles.num,
+    )
+
+    def feed(carry):
+      fill, own = carry
+      position = fill[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+      token = jnp.take_along_axis(texts, jnp.minimum(position, t - 1), 1)
+      _, after = policy.hidden(
+        params, token, position, position < end[:, None], view.replace(own=own)
+      )
+      return jnp.minimum(fill + width, end), after.own
+
+    fill, own = jax.lax.while_loop(lambda c: (c[0] < end).any(), feed, (begin, view.own))
+    again = end - jnp.maximum(begin, _of(rows.response_start, row))
+    counts = state.counts.replace(
+      replayed=state.counts.replayed.at[row].add(jnp.maximum(again, 0), mode="drop")
+    )
+    idle = row == n
+    put = lambda x, new: x.at[lane].set(jnp.where(idle, x[lane], new))
+    slots = slots.replace(
+      fill=put(slots.fill, fill), stop=put(slots.stop, _read(stops, rows, row, fill))
+    )
+    cache = jax.tree.map(lambda x, new: x.at[lane].set(new), state.cache, own)
+    return state.replace(slots=slots, cache=cache, counts=counts)
+
+  return jax.lax.while_loop(lambda state: (lag(state.slots) > 0).any(), some, state)
+
+
+def _read(stops, rows, row, fill):
+  """int32 [S]: the automaton's state after the response tokens of rows [S] before places `fill` [S]."""
+  begin = _of(rows.response_start, row)
+  texts = rows.tokens[jnp.minimum(row, len(rows.status) - 1)]
+
+  def one(i, state):
+    return stops.after(state, texts[:, i], (i >= begin) & (i < fill))
+
+  return jax.lax.fori_loop(0, fill.max(), one, jnp.zeros(len(row), jnp.int32))
 
 
 def _resize(state, num_contexts, slots, places):
@@ -358,6 +485,47 @@ def _resize(state, num_contexts, slots, places):
   num_prompts = min(num_contexts, len(state.rows.status))
   held = held.replace(tiles=_tiles(state.rows, held.row, num_prompts, held.tiles.slot.shape[2]))
   return state.replace(slots=held, cache=jax.tree.map(cut, state.cache))
+
+
+def _seat(state, new, stops, num_contexts, slots):
+  """The state with `slots` slots for trees that forked: `new` [N] are children, not in slots yet.
+
+  Rows that have a slot keep it; children follow beside copies of their parents' caches, if these are held.
+  Other open rows queue: those that did before, then children.
+  """
+  rows, held, n, old = state.rows, state.slots, len(state.rows.status), len(state.slots.row)
+  index = jnp.arange(n, dtype=jnp.int32)
+  is_open = rows.valid & (rows.status == OPEN)
+  # A child may have taken the place, in Rows, of a row that a slot still names.
+  stale = (held.row < n) & _of(new, held.row)
+  slot_of = jnp.full(n + 1, old).at[jnp.where(stale, n, held.row)].set(jnp.arange(old))
+  slot_of = slot_of.at[n].set(old)
+  stays = _live(rows, held) & ~stale
+  joins = new & is_open & (slot_of[rows.parent] < old)  # without a parent: place n, no slot
+  place, num = jnp.arange(slots), stays.sum()
+  stayer = jnp.argsort(~stays, stable=True)[jnp.minimum(place, old - 1)]
+  child = jnp.argsort(~joins, stable=True)[jnp.clip(place - num, 0, n - 1)].astype(jnp.int32)
+  old_one, new_one = place < num, (place >= num) & (place < num + joins.sum())
+  source = jnp.where(old_one, stayer, jnp.where(new_one, slot_of[rows.parent[child]], 0))
+  row = jnp.where(old_one, held.row[stayer], jnp.where(new_one, child, n)).astype(jnp.int32)
+  fill = jnp.minimum(held.fill[source], _of(rows.length, row) - 1)
+  seated = jnp.zeros(n + 1, bool).at[row].set(True)[:n]
+  waits = is_open & ~seated
+  turn = jnp.zeros(n, jnp.int32).at[state.order].set(index)
+  turn = jnp.where(waits, jnp.where(new, n + index, turn), 2 * n)
+  return state.replace(
+    slots=Slots(
+      row=row,
+      start=held.start[source],
+      fill=fill,
+      stop=jnp.where(old_one, held.stop[source], _read(stops, rows, row, fill)),
+      head=jnp.zeros((), jnp.int32),
+      tiles=_tiles(rows, row, min(num_contexts, n), held.tiles.slot.shape[2]),
+    ),
+    cache=jax.tree.map(lambda x: x[source], state.cache),
+    order=jnp.argsort(turn, stable=True).astype(jnp.int32),
+    num=waits.sum().astype(jnp.int32),
+  )
 
 
 def _tiles(rows, row, num_prompts, wide):
@@ -490,6 +658,8 @@ def _start(policy, rows, slots, places, leader, prompt_length, average):
     prefilled=zero.at[leader].add(prompt_length, mode="drop"),
     generated=zero,
     replayed=zero,
+    pruned=zero,
+    probed=zero,
     ticks=jnp.zeros((), jnp.int32),
     slot_ticks=jnp.zeros((), jnp.int32),
   )
@@ -531,7 +701,7 @@ def _admit(rows, order, num, num_prompts, slots):
   )
 
 
-def _tick(policy, params, prompts, version, eos_ids, rule, stops, state):
+def _tick(policy, params, prompts, version, eos_ids, rule, stops, state, watch):
   rows, slots, n = state.rows, state.slots, len(state.rows.status)
   row, live = slots.row, _live(rows, slots)
   length = _of(rows.length, row)
@@ -582,5 +752,7 @@ def _tick(policy, params, prompts, version, eos_ids, rule, stops, state):
     ticks=state.counts.ticks + 1,
     slot_ticks=state.counts.slot_ticks + len(row),
   )
+  if watch is not None and watch.see is not None:
+    state = state.replace(seen=watch.see(state.seen, target, length, full, new))
   slots = slots.replace(fill=jnp.where(live, slots.fill + 1, slots.fill), stop=stop)
   return state.replace(rows=rows, slots=slots, cache=view.own, counts=counts)

@@ -30,7 +30,7 @@ SLOTS = {
   "refill": ("rlvr_jax.core.types",),
   "replay": ("rlvr_jax.replay",),
   "advantage": ("rlvr_jax.advantage",),
-  "weigh": ("rlvr_jax.keep.weigh", "rlvr_jax.keep.steps"),
+  "weigh": ("rlvr_jax.keep.weigh", "rlvr_jax.keep.steps", "rlvr_jax.keep.tree"),
   "objective": ("rlvr_jax.objective", "rlvr_jax.keep.veto"),
   "aggregate": ("rlvr_jax.objective.aggregate",),
   "control": ("rlvr_jax.control",),
