@@ -30,6 +30,7 @@ ENTRIES = {
   "banked": "response tokens of rows kept for a later step",
   "pruned": "response tokens of branches that were cut off while they grew",
   "probed": "response tokens sampled to look ahead, and dropped",
+  "hinted": "tokens of hints that the policy wrote for its own prompts; not among the generated",
   "trained": "response tokens with a non-zero weight in the loss, once for each update",
   "computed": "distinct tokens the learner ran the model on, once for each update",
   "evaluated": "response tokens sampled in evaluations",

@@ -28,6 +28,13 @@ class Example(NamedTuple):
   difficulty: int = 0  # a level of the source's own, 1 or more; 0: not known
 
 
+class Texts(NamedTuple):
+  """What the prompts of a table say: for what has to write more than their tokens."""
+
+  examples: Sequence[Example]
+  tokenizer: Tokenizer
+
+
 class Verdict(NamedTuple):
   """A verifier's judgement of one completion, and why."""
 

@@ -126,6 +126,30 @@ def append(pool: Rows, used, rows: Rows, chosen):
   return pool, used, placed
 
 
+def reprompt(rows: Rows, tokens, length) -> Rows:
+  """Rows with other prompts, tokens [N,P] of lengths [N]; responses move along, and keep their room."""
+  n, t = rows.tokens.shape
+  shift = (rows.response_start - length)[:, None]
+  at = jnp.arange(t, dtype=jnp.int32)[None]
+  response = (at >= length[:, None]) & (at < (rows.length[:, None] - shift))
+  source = jnp.clip(at + shift, 0, t - 1)
+  begin = blank(n, t)
+
+  def move(name):
+    moved = jnp.take_along_axis(getattr(rows, name), source, 1)
+    return jnp.where(response, moved, getattr(begin, name))
+
+  new = {name: move(name) for name in BY_PLACE}
+  prompt = jnp.pad(tokens, ((0, 0), (0, max(t - tokens.shape[1], 0))))[:, :t]
+  new["tokens"] = jnp.where(at < length[:, None], prompt, new["tokens"])
+  return rows.replace(
+    **new,
+    length=rows.length - shift[:, 0],
+    response_start=length,
+    limit=rows.limit - shift[:, 0],
+  )
+
+
 def fork(rows: Rows, source, at, uid) -> Rows:
   """Rows become open children of others; what they held is gone.
 

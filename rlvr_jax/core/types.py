@@ -52,7 +52,9 @@ class Rows(flax.struct.PyTreeNode):
   temperature: Array  # float32 [N], of the law it is sampled from
   wave: Array  # int32 [N], which wave of the round drew it
   parent: Array  # int32 [N], row it forked from; -1: none
-  fork_at: Array  # int32 [N], places before it are its parent's, and equal to them; 0 without a parent
+  fork_at: (
+    Array  # int32 [N], places before it are its parent's, and equal to them; 0 without a parent
+  )
   correct: Array  # float32 [N], the verifier's verdict; beliefs, allocators and filters read this
   reward: Array  # float32 [N], shaped from the verdict; the loss sees this
   prior: Array  # float32 [N], believed solve rate of the prompt before this step
@@ -351,9 +353,25 @@ class Schedule(NamedTuple):
   """
 
   ahead: int  # batches that lie ready when an update begins; 0: each is collected after the update before
-  bound: int | None  # no token that is trained may be staler; None: rows that are carried over may be
+  bound: (
+    int | None
+  )  # no token that is trained may be staler; None: rows that are carried over may be
   # (queue, collect, learn, push) -> what learn gave: one update. See schedule.bounded_staleness.
   turn: Callable
+
+
+class Condition(NamedTuple):
+  """What rows see besides their prompt. Host code, before a wave is rolled out; None: nothing.
+
+  A row that sees more has a longer prompt. Beliefs do not hear of it.
+  """
+
+  places: int = 0  # of a prompt, beyond those of the table
+  # (policy, params, key of the run, round, rows, notes, *, version, eos_ids, texts) -> (rows, notes, cost):
+  # the seeds of a wave, some of them with more in their prompts, or left out (not valid). `notes` is what it
+  # keeps from wave to wave of a round, None at first; cost: ledger entry -> tokens [B] of its prompts.
+  build: Callable | None = None
+  strip: Callable | None = None  # (rows, prompts) -> rows as the loss sees them
 
 
 class Refill(NamedTuple):
@@ -378,6 +396,7 @@ class Recipe(NamedTuple):
   objective: Objective
   aggregate: Callable  # (loss, weight, rows) -> (numerator [], denominator [])
   control: Controller
+  schedule: Schedule
   # Policies whose log-probs are stored before the update, as rows.extras["<name>_logprobs"]: "old" is the
   # learner's own, before the first update on the batch; others come from the models of the run.
   annotate: tuple[str, ...] = ()
@@ -386,7 +405,7 @@ class Recipe(NamedTuple):
   # A baseline that learns beside the policy: a name of train.critic.BASELINES, and its arguments.
   baseline: tuple[str, Any] | None = None
   updates: int = 1  # optimizer steps a batch
-  schedule: Schedule | None = None  # None: collect, then learn (schedule.sync)
+  condition: Condition = Condition()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -428,7 +447,9 @@ class RunState(flax.struct.PyTreeNode):
   baseline: Any = ()  # of a baseline that learns: see Recipe.baseline
   frozen: Any = None  # uint32: models.lora.fingerprint of weights that are read and not trained
   offered: Any = None  # host int64 [1], where the stream of prompts is; None: there is none
-  queue: tuple[Queued, ...] = ()  # batches that lie ready, the next one first: Schedule.ahead of them
+  queue: tuple[
+    Queued, ...
+  ] = ()  # batches that lie ready, the next one first: Schedule.ahead of them
 
 
 def places(x: Array) -> Array:

@@ -57,5 +57,8 @@ RECIPES = {
   "entropy_tree": "rlvr_jax.recipes.entropy_tree:entropy_tree",
   "latr": "rlvr_jax.recipes.latr:latr",
   "spark": "rlvr_jax.recipes.spark:spark",
+  "jet": "rlvr_jax.recipes.jet:jet",
+  "sage": "rlvr_jax.recipes.sage:sage",
+  "spec_rl": "rlvr_jax.recipes.spec_rl:spec_rl",
   "token_value": "rlvr_jax.recipes.token_value:token_value",
 }

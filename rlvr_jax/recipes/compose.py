@@ -24,9 +24,10 @@ SLOTS = {
   "posterior": ("rlvr_jax.posterior",),
   "select": ("rlvr_jax.select",),
   "allocate": ("rlvr_jax.allocate",),
+  "condition": ("rlvr_jax.condition",),
   "rollout": ("rlvr_jax.rollout",),
   "reward": ("rlvr_jax.reward",),
-  "choose": ("rlvr_jax.keep.choose",),
+  "choose": ("rlvr_jax.keep.choose", "rlvr_jax.keep.finished"),
   "refill": ("rlvr_jax.core.types",),
   "replay": ("rlvr_jax.replay",),
   "advantage": ("rlvr_jax.advantage",),
@@ -34,6 +35,7 @@ SLOTS = {
   "objective": ("rlvr_jax.objective", "rlvr_jax.keep.veto"),
   "aggregate": ("rlvr_jax.objective.aggregate",),
   "control": ("rlvr_jax.control",),
+  "schedule": ("rlvr_jax.schedule",),
 }
 
 

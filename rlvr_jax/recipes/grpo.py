@@ -7,6 +7,7 @@ the reward is verified (both from DAPO). The clip is 0.2 on both sides as in the
 
 from rlvr_jax.advantage import group
 from rlvr_jax.allocate.uniform import uniform
+from rlvr_jax.condition.plain import plain
 from rlvr_jax.control.constant import constant
 from rlvr_jax.core.types import Recipe, Refill
 from rlvr_jax.keep import choose, weigh
@@ -16,6 +17,7 @@ from rlvr_jax.posterior.beta import beta
 from rlvr_jax.replay.nothing import nothing
 from rlvr_jax.reward.outcome import outcome
 from rlvr_jax.rollout.linear import linear
+from rlvr_jax.schedule.sync import sync
 from rlvr_jax.select.epoch import epoch
 
 PAPER = (
@@ -57,6 +59,7 @@ def grpo(
     posterior=acquisition.scored(beta(), acquisition.uniform()),
     select=epoch(),
     allocate=uniform(),
+    condition=plain(),
     rollout=linear(slots=slots, top_k=top_k, top_p=top_p, min_p=min_p),
     reward=outcome(),
     choose=choose.everything(),
@@ -67,5 +70,6 @@ def grpo(
     objective=ratio.clipped(low=clip_low, high=clip_high),
     aggregate=aggregate.token_mean(),
     control=constant(temperature=temperature),
+    schedule=sync(),
     updates=updates,
   )

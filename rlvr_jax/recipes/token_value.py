@@ -52,5 +52,7 @@ def token_value(
   return grpo(**options)._replace(
     posterior=acquisition.scored(logit_normal(walk=walk, common=common), value),
     select=top_k(epochs=False, explore=explore),
-    allocate=marginal.priced(gain=marginal.contrast(), low=low, high=high or 4 * rollouts, fill=fill),
+    allocate=marginal.priced(
+      gain=marginal.contrast(), low=low, high=high or 4 * rollouts, fill=fill
+    ),
   )

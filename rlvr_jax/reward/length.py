@@ -84,3 +84,43 @@ def compression(
     return rows.correct - jnp.where(open_, factor * over, 0.0)
 
   return reward
+
+
+def just_enough(
+  *,
+  alpha: float = 1.2,
+  delta: float = 0.05,
+  right: float = 0.9,
+  form: float = 0.1,
+  format: str = "",
+):
+  """The verdict, and a bonus for right rows: the shorter beside the group's other right ones, the larger.
+
+      R_n = form f_n + right c_n + [c_n = 1] (alpha (1 - delta) (Lmax - L_n) / (Lmax - Lmin + 1e-8) + delta)
+
+  Lmin and Lmax are the lengths of the shortest and the longest right row; of equal ones each gets delta.
+
+  Args:
+    alpha: at least 0; delta: in [0, 1].
+    right, form: at least 0; right + delta should be above form, so that right rows stay above wrong ones.
+    format: the reward function whose value f_n is; empty: 0.
+
+  Source: JET, arXiv 2509.23392, which multiplies by alpha in its text and code.
+  """
+  if alpha < 0 or not 0 <= delta <= 1 or right < 0 or form < 0:
+    raise ValueError(
+      f"need alpha, right and form >= 0 and delta in [0, 1], got {alpha}, {right}, {form} and {delta}"
+    )
+
+  def reward(rows, knobs):
+    del knobs
+    good = rows.valid & (rows.correct > 0.5)
+    length = rows.response_length.astype(jnp.float32)
+    longest = groups.highest(length, rows.group, good)[rows.group]
+    shortest = groups.lowest(length, rows.group, good)[rows.group]
+    short = (longest - length) / (longest - shortest + 1e-8)
+    bonus = jnp.where(good, alpha * (1 - delta) * short + delta, 0.0)
+    formed = form * jnp.nan_to_num(rows.extras[f"reward/{format}"]) if format else 0.0
+    return formed + right * rows.correct + bonus
+
+  return reward

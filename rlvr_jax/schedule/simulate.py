@@ -5,8 +5,8 @@ Time is in ticks of the decode engine unless a price is given: a tick in which `
 
     tick + row * b
 
-with `tick` for what every step pays (weights are read) and `row` for what grows with the batch. Left out:
-computing prompts, feeding kept prefixes again, and the seconds of verification.
+with `tick` for what every step pays (weights are read) and `row` for what grows with the batch; a token of a
+prefix that is kept costs `again` when its row goes on. Left out: computing prompts, and verification.
 
   static       batches of rows in order; each waits for its longest
   refill       a slot that becomes free takes the next row: what decode.decode does
@@ -28,10 +28,17 @@ import numpy as np
 
 
 class Cost(NamedTuple):
-  """Price of a tick: `tick` + `row` for each row that grows in it."""
+  """Prices: of a tick, of each row that grows in it, and of a token that is computed again."""
 
   tick: float = 1.0
   row: float = 0.0
+  again: float = 0.0
+
+
+UNIT = Cost()
+BEHIND = 16  # of decode.decode: what a row is further behind is fed in one go
+Numbers = Sequence[float] | np.ndarray
+Whole = Sequence[int] | np.ndarray
 
 
 class Spent(NamedTuple):
@@ -96,7 +103,9 @@ class _Slots:
   def free(self) -> int:
     return self.num - len(self._running)
 
-  def start(self, row: int, work: int) -> None:
+  def start(self, row: int, work: int, kept: int = 0) -> None:
+    """`kept` tokens it has already are computed first, while all others wait."""
+    self.time += self.cost.again * int(kept)
     heapq.heappush(self._running, (self.ticks + int(work), row))
 
   def advance(self) -> list[int]:
@@ -118,7 +127,7 @@ class _Slots:
 
 
 def refill(
-  work: Sequence[int], slots: int, *, order: Iterable[int] | None = None, cost: Cost = Cost()
+  work: Whole, slots: int, *, order: Iterable[int] | None = None, cost: Cost = UNIT
 ) -> Spent:
   """Free slots take the next row at once (list scheduling, "continuous batching").
 
@@ -137,7 +146,7 @@ def refill(
   return Spent(finish, fleet.time, fleet.ticks, fleet.busy / max(slots * fleet.ticks, 1))
 
 
-def static(work: Sequence[int], slots: int, *, cost: Cost = Cost()) -> Spent:
+def static(work: Whole, slots: int, *, cost: Cost = UNIT) -> Spent:
   """Batches of `slots` rows in order; every row is computed until the longest of its batch is done."""
   finish, ticks, time = np.zeros(len(work)), 0, 0.0
   for i in range(0, len(work), slots):
@@ -148,45 +157,47 @@ def static(work: Sequence[int], slots: int, *, cost: Cost = Cost()) -> Spent:
   return Spent(finish, time, ticks, float(np.sum(work)) / max(slots * ticks, 1))
 
 
-def refill_ticks(work: Sequence[int], slots: int) -> int:
+def refill_ticks(work: Whole, slots: int) -> int:
   """Ticks of one call of decode.decode with so many slots: DecodeCounts.ticks."""
   return refill(work, slots).ticks
 
 
-def static_ticks(work: Sequence[int], slots: int) -> int:
+def static_ticks(work: Whole, slots: int) -> int:
   """Ticks of a call for each batch of `slots` rows."""
   return static(work, slots).ticks
 
 
-def resumed_work(new: Sequence[int], kept: Sequence[int], behind: int = 16) -> np.ndarray:
+def resumed_work(new: Whole, kept: Whole, behind: int = BEHIND) -> np.ndarray:
   """int64 [n]: ticks of rows that come in with `kept` tokens and get `new` more.
 
   Of a prefix a tick feeds one token, and draws none; the first tick also finds those that are more than
-  `behind` tokens (decode.decode.BEHIND) from their end, which are then fed in one go, outside of ticks.
+  `behind` tokens from their end, which are then fed in one go, outside of ticks.
   """
   new, kept = np.asarray(new, np.int64), np.asarray(kept, np.int64)
   return np.where(new > 0, new + np.where(kept - 1 > behind, 1, kept), 0)
 
 
 def until_groups(
-  work: Sequence[int], group: Sequence[int], slots: int, groups: int, *, cost: Cost = Cost()
+  work: Whole, group: Whole, slots: int, groups: int, *, cost: Cost = UNIT
 ) -> tuple[Spent, np.ndarray]:
   """As `refill`, but everything stops once so many groups are done: decode.stops with `groups`.
 
   Returns:
     Spent; int64 [n], ticks that each row got. `finish` is 0 for a row that was not done.
   """
-  todo, left = Counter(group[i] for i in range(len(work)) if work[i] > 0), np.asarray(work).copy()
-  missing = groups - len(set(group) - set(todo))
-  fleet, finish, queue = _Slots(slots, cost), np.zeros(len(work)), deque(np.flatnonzero(left))
+  left, names = np.asarray(work, np.int64).copy(), np.asarray(group).tolist()
+  queue = deque(np.flatnonzero(left).tolist())
+  todo = Counter(names[i] for i in queue)
+  missing = groups - len(set(names) - set(todo))
+  fleet, finish = _Slots(slots, cost), np.zeros(len(left))
   while missing > 0 and (queue or fleet.free < slots):
     while queue and fleet.free:
       row = queue.popleft()
       fleet.start(row, left[row])
     for row in fleet.advance():
       finish[row], left[row] = fleet.time, 0
-      todo[group[row]] -= 1
-      missing -= todo[group[row]] == 0
+      todo[names[row]] -= 1
+      missing -= todo[names[row]] == 0
   for row, rest in fleet.clear().items():
     left[row] = rest
   got = np.asarray(work) - left
@@ -202,7 +213,9 @@ class Carried(NamedTuple):
   generated: int  # tokens
   trained: int  # tokens of the rows that were trained
   rows: int  # rows that were trained
-  mean_age: float  # steps between the one in which a trained row was begun and the one that trains it
+  mean_age: (
+    float  # steps between the one in which a trained row was begun and the one that trains it
+  )
   max_age: int
   stale_share: float  # of the trained tokens, those from earlier steps
   held: int  # groups that wait at the end, done or not
@@ -211,8 +224,8 @@ class Carried(NamedTuple):
 
 
 def carry_over(
-  work: Sequence[int], size: int, *, groups: int, slots: int, steps: int, drawn: int | None = None,
-  cost: Cost = Cost(),
+  work: Whole, size: int, *, groups: int, slots: int, steps: int, drawn: int | None = None,
+  cost: Cost = UNIT, behind: int | None = None,
 ) -> Carried:  # fmt: skip
   """Each step trains `groups` groups; whatever else is under way is carried on in the next.
 
@@ -223,7 +236,7 @@ def carry_over(
     work: [n], tokens of each row; group g has rows [g * size, (g + 1) * size).
     drawn: groups in hand at the start of a step; at least `groups`. None: a new one whenever a slot is free
       and no row waits.
-    cost: prefixes are not computed again.
+    behind: a row that goes on takes the ticks of `resumed_work`; None: only those of its new tokens.
 
   Raises:
     ValueError: if `drawn` is less than `groups`, or there are too few rows.
@@ -265,13 +278,15 @@ def carry_over(
           queue.extend(rows_of(hand[-1]))
         row = queue.popleft()
         begun.setdefault(row, step)
-        fleet.start(row, left[row])
+        again = before[row] if behind is not None else 0
+        ticks = resumed_work([left[row]], [again], behind or 0)[0]
+        fleet.start(row, int(ticks), before[row])
       ended = fleet.advance()
       left[ended] = 0
       at_once = {row // size for row in ended}
       done += [g for g in hand if g in at_once and not left[g * size : (g + 1) * size].any()]
     for row, rest in fleet.clear().items():
-      left[row] = rest
+      left[row] = min(rest, left[row])
     finished, surplus = done[:groups], done[groups:]
     waits.extend(g for g in hand if g not in done)
     for row in (row for g in finished for row in rows_of(g)):
@@ -283,7 +298,7 @@ def carry_over(
   held = [*waits, *surplus]
   return Carried(
     time=fleet.time,
-    generated=fleet.busy,
+    generated=int(before.sum()),
     trained=trained,
     rows=len(ages),
     mean_age=float(np.mean(ages)),
@@ -300,13 +315,13 @@ def carry_over(
 
 
 def overlap(
-  rollout: Sequence[float], learn: Sequence[float], transfer: float = 0.0, *, ahead: int = 1
+  rollout: Numbers, learn: Numbers, transfer: float = 0.0, *, ahead: int = 1
 ) -> np.ndarray:
-  """float [n]: when each update is done and its params are with the sampler; the loop of train.loop.
+  """float [n]: when each update is done and its params are with the sampler, under bounded_staleness.
 
-  Rollouts and updates have devices of their own. `ahead` batches lie ready before an update; while it runs the
-  batch it makes room for is collected, and then the new params are sent, for which both wait. With 0 ahead
-  nothing overlaps.
+  Rollouts and updates have devices of their own. `ahead` batches lie ready before an update; while it runs
+  the batch it makes room for is collected, and then the new params are sent, for which both wait. With 0
+  ahead nothing overlaps.
 
   Args:
     rollout, learn: [n], how long each batch takes.
@@ -351,7 +366,7 @@ class Piped(NamedTuple):
 
 
 def pipeline(
-  work: Sequence[float], batch: int, slots: int, train: float, staleness: int, steps: int,
+  work: Numbers, batch: int, slots: int, train: float, staleness: int, steps: int,
   mode: str = "completion", broadcast: float = 0.0,
 ) -> Piped:  # fmt: skip
   """A fleet of `slots` and one trainer. A sample has the version that the fleet knows when it begins; it may
@@ -373,7 +388,11 @@ def pipeline(
   """
   if mode not in ("completion", "start", "drop"):
     raise ValueError(f"mode must be completion, start or drop, got {mode!r}")
-  finish, publish, learn_of = 0, 1, 2
+  done, published, arrived = (
+    0,
+    1,
+    2,
+  )  # kinds of events, in the order in which those of one time happen
   events: list[tuple[float, int, int]] = []
   running: set[int] = set()
   ready: list[int] = []  # in the order in which they were done
@@ -384,12 +403,15 @@ def pipeline(
 
   while updates < steps:
     if not training:
-      old = lambda i: mode == "drop" and version[i] < updates - staleness
-      gone = {i for i in running if old(i)}, {i for i in ready if old(i)}
-      running -= gone[0]
-      ready = [i for i in ready if i not in gone[1]]
-      dropped += len(gone[0]) + len(gone[1])
-      accepted -= len(gone[1])
+      if mode == "drop":
+        oldest = updates - staleness
+        young = (
+          {i for i in running if version[i] >= oldest},
+          [i for i in ready if version[i] >= oldest],
+        )
+        dropped += len(running) + len(ready) - len(young[0]) - len(young[1])
+        accepted -= len(ready) - len(young[1])
+        running, ready = young
       if mode == "start":
         wanted = range(updates * batch, (updates + 1) * batch)
         take = list(wanted) if set(wanted) <= set(ready) else []
@@ -401,27 +423,27 @@ def pipeline(
         chosen = set(take)
         ready = [i for i in ready if i not in chosen]
         training = True
-        heapq.heappush(events, (now + train, publish, updates + 1))
-    while begun < len(work) and capacity(
-      slots, len(running), accepted, staleness, known, batch
-    ) > 0:
+        heapq.heappush(events, (now + train, published, updates + 1))
+    while (
+      begun < len(work) and capacity(slots, len(running), accepted, staleness, known, batch) > 0
+    ):
       version[begun] = known
       running.add(begun)
-      heapq.heappush(events, (now + work[begun], finish, begun))
+      heapq.heappush(events, (now + float(work[begun]), done, begun))
       begun += 1
     if not events:
       break
     now = events[0][0]
     while events and events[0][0] == now:
       _, kind, index = heapq.heappop(events)
-      if kind == finish and index in running:
+      if kind == done and index in running:
         running.remove(index)
         ready.append(index)
         accepted += 1
-      elif kind == publish:
+      elif kind == published:
         updates, training, ended = index, False, now
-        heapq.heappush(events, (now + broadcast, learn_of, index))
-      elif kind == learn_of:
+        heapq.heappush(events, (now + broadcast, arrived, index))
+      elif kind == arrived:
         known = index
   samples = sum(histogram.values())
   return Piped(

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlvr_jax.core import calibration, groups, hosts, keys, ledger, trees
 from rlvr_jax.core import rows as rows_lib
-from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.records import Texts, Verdict
 from rlvr_jax.core.types import (
   ERROR,
   OPEN,
@@ -84,6 +84,7 @@ def make_collect(
   constrain=lambda rows: rows,
   scorer: Scorer | None = None,
   offer: Callable[[], np.ndarray] | None = None,
+  texts: Texts | None = None,
 ):
   """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
 
@@ -102,6 +103,7 @@ def make_collect(
     constrain: puts a sharding on row arrays inside jitted functions.
     offer: () -> bool [M], the prompts that a round may choose among, where these come from a stream with
       epochs of its own; None: all, each once an epoch.
+    texts: what the prompts say, for recipes that write more into them.
     scorer: reward functions, whose values become rows.extras["reward/<name>"]. A row that none of those
       with a weight applies to is left out of the batch.
 
@@ -115,6 +117,8 @@ def make_collect(
   plan = recipe.allocate.plan(prompts, budget)
   if sum(plan) > budget or min(plan) < 1:
     raise ValueError(f"the allocator plans waves {plan} for a budget of {budget} rows")
+  condition = recipe.condition
+  prompt_places += condition.places
   num_places = prompt_places + max_new_tokens
   replay = recipe.replay
   names = scorer.names if scorer else ()
@@ -126,6 +130,7 @@ def make_collect(
   table = jax.tree.map(jnp.asarray, table)
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
   all_prompts = np.ones(num_table, bool)
+  lay = jax.jit(lambda rows: constrain(rows))
 
   def no_tally():
     zeros = lambda dtype: jnp.zeros(num_table, dtype)
@@ -236,6 +241,8 @@ def make_collect(
     rows = round.rows
     ended = rows.valid & (rows.status != OPEN)
     told = ended & (rows.wave >= 0)  # the others were in an earlier step
+    if condition.build is not None:
+      told &= rows.response_start == round.prompts.length[rows.group]
     in_group = lambda x: groups.total(x, rows.group, ended)
     by_prompt = lambda x, rows, mask: groups.total(x, rows.prompt_id, mask, num_table)
     ones = jnp.ones(len(ended), jnp.float32)
@@ -257,7 +264,8 @@ def make_collect(
     banked = jnp.zeros_like(chosen)
     if replay.add is not None:
       kept, banked = replay.add(kept, rows, chosen, round.step)
-    pool, used, placed = rows_lib.append(pool, used, rows, chosen)
+    seen = rows if condition.strip is None else condition.strip(rows, round.prompts)
+    pool, used, placed = rows_lib.append(pool, used, seen, chosen)
     made = trees.owned(rows).sum(1)
     booked |= {
       "batched": by_prompt(made, rows, placed),
@@ -281,13 +289,21 @@ def make_collect(
       collector, round, state, taken = open_round(
         collector, key, all_prompts if offer is None else offer(), taken, step, knobs
       )
-      offset, judged = 0, []
+      offset, judged, notes = 0, [], None
       for w, width in enumerate(plan):
         wave, at = np.int32(w), np.int32(offset)
         counts, total, state = allocate(width, state, round, wave, knobs)
         if int(total) > width:
           raise ValueError(f"the allocator gave {int(total)} rows to a wave of {width}")
         rows, reused = seed(width, run_key, round, counts, wave, tally, knobs, collector.replay)
+        if condition.build is not None:
+          rows, notes, cost = condition.build(
+            policy, params, run_key, round.replace(wave=wave), rows, notes,
+            version=round.step if version is None else version, eos_ids=eos_ids, texts=texts,
+          )  # fmt: skip
+          rows, ids = lay(rows), hosts.host(round.prompts.id)
+          of_table = lambda x: np.bincount(ids, x, num_table)  # noqa: B023
+          books = ledger.book(books, {name: of_table(x) for name, x in cost.items()})
         rows, made = recipe.rollout(
           policy,
           params,

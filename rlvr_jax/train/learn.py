@@ -212,6 +212,8 @@ def make_learn(
 ):
   """Builds learn(learner, rows, tally, epoch, key) -> (learner, metrics, booked).
 
+  `learn.begin`, with the same arguments, dispatches the updates; `learn.finish` reads what came of them.
+
   Args:
     optimizer: an optax transformation; its schedule counts updates.
     num_rows, num_places: N and T of the batches. Static.
@@ -292,23 +294,37 @@ def make_learn(
     booked = groups.total(trained.sum(1), rows.prompt_id, rows.valid, num_prompts)
     return settle(learner), metrics | {"finite": finite}, booked
 
-  def learn(learner, rows, tally, epoch, key):
+  def begin(learner, rows, tally, epoch, key):
+    """(learner, pending): the updates on their way; no result of them is read."""
     prepared = prepare(learner, rows, key)
     packed, info = pack.pack_rows(rows, prepared.wanted, sizes, lanes=lanes)
-    metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
+    made = []
     for u in range(recipe.updates):
       last = jnp.asarray(u == recipe.updates - 1)
       learner, new, trained = update(
         learner, frozen or {}, rows, packed, prepared, tally, epoch, last
       )
+      made.append((new, trained))
+    return learner, (made, info)
+
+  def finish(pending):
+    """(metrics, booked) of what `begin` has begun."""
+    made, info = pending
+    metrics, booked = {}, {"trained": np.zeros(num_prompts, np.int64), "computed": 0}
+    for u, (new, trained) in enumerate(made):
       # Sampler and learner can be compared only before the first update moved the policy.
       metrics |= {k: v for k, v in new.items() if u == 0 or not k.startswith("mismatch/")}
       booked["trained"] = booked["trained"] + hosts.host(trained).astype(np.int64)
       booked["computed"] += info.unique
     metrics = {k: v.item() for k, v in hosts.host(metrics).items()}
     metrics["perf/sharing"] = info.row_tokens / max(info.unique, 1)
-    return learner, metrics, booked
+    return metrics, booked
 
+  def learn(*args):
+    learner, pending = begin(*args)
+    return learner, *finish(pending)
+
+  learn.begin, learn.finish = begin, finish
   learn.parts = {"prepare": prepare, "update": update}
   learn.sizes = sizes
   return learn

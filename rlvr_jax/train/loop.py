@@ -32,6 +32,7 @@ from rlvr_jax.train.metrics import (
   before_after_table,
   read_metrics,
 )
+from rlvr_jax.train.overlap import make_turn, schedule_of
 from rlvr_jax.train.parts import Parts, Placement, make_parts, prompt_sets
 from rlvr_jax.train.records import Records, Rollout
 from rlvr_jax.train.rewards import RewardFunction, Scorer
@@ -129,7 +130,10 @@ def train(
       models or {}, placement,
     )  # fmt: skip
     del models  # the parts have what they need of them
-    state = _resume(config, parts, state, checkpoints, writers)
+    schedule = schedule_of(recipe, config.debug)
+    if schedule and dump is not None:
+      raise ValueError("a step can be dumped only under a schedule that collects nothing ahead")
+    state = _resume(config, parts, state, checkpoints, writers, schedule.ahead if schedule else 0)
     start = int(state.learner.step)
     if records is not None:
       records.rewind(start)
@@ -142,7 +146,8 @@ def train(
         examples, scorer,
       )  # fmt: skip
       clock.lap("setup")
-      state, first = _steps(config, parts, state, desk, dump)
+      turn = make_turn(parts, schedule, state) if schedule else None
+      state, first = _steps(config, parts, state, desk, dump, turn)
       before = first or before
       # Saved before the last evaluation: a resumed run does that again, and books it once.
       checkpoints.save(state)
@@ -159,11 +164,16 @@ def train(
 
 
 def _resume(
-  config: Config, parts: Parts, state: RunState, checkpoints: Checkpointer, writers: Writers
+  config: Config,
+  parts: Parts,
+  state: RunState,
+  checkpoints: Checkpointer,
+  writers: Writers,
+  ahead: int,
 ) -> RunState:
   """The newest state of the run, or the one given; metrics of later steps are forgotten."""
   if checkpoints.latest() is not None:
-    state = checkpoints.restore(state)
+    state = checkpoints.restore(state.replace(queue=(parts.collect.empty(),) * ahead))
     print(f"resumed from step {int(state.learner.step)}")
   if parts.offer is not None:
     parts.offer.seek(state.offered)
@@ -174,7 +184,7 @@ def _resume(
   return state
 
 
-def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int | None):
+def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int | None, turn=None):
   """Trains until the steps or the tokens are used up; (state, evaluation before step 0 if there was one)."""
   due = Due(steps=config.checkpoint_every, minutes=config.checkpoint_minutes)
   first: dict[str, float] = {}
@@ -190,10 +200,14 @@ def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int
     if step == dump:
       debug.dump_before(desk.workdir, state)
     generated = int(state.ledger["generated"].sum())
-    state, batch, spent = collect(parts, state)
-    desk.clock.lap("rollout", **spent)
-    state, learned, finite = learn(parts, state, batch)
-    desk.clock.lap("learn")
+    if turn is None:
+      state, batch, spent = collect(parts, state)
+      desk.clock.lap("rollout", **spent)
+      state, learned, finite = learn(parts, state, batch)
+      desk.clock.lap("learn")
+    else:  # what the learner does meanwhile is no time of its own
+      state, batch, learned, finite, spent = turn(state)
+      desk.clock.lap("learn", **spent)
     if step == dump:
       debug.dump_after(desk.workdir, step, batch, state)
     generated = int(state.ledger["generated"].sum()) - generated

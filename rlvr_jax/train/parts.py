@@ -50,6 +50,8 @@ class Parts(NamedTuple):
   collect: Callable[..., Any]  # of train.collect
   annotate: Callable[..., Any]  # of train.annotate
   learn: Callable[..., Any]  # of train.learn, with the baseline attached
+  begin: Callable[..., Any]  # the halves of `learn`, without a baseline; see train.learn
+  finish: Callable[..., Any]
   evaluate: Callable[[RunState], tuple[dict[str, float], RunState]]
   schedule: optax.Schedule  # learning rate of an update
   offer: Offer | None  # the stream of prompts, if there is one
@@ -116,6 +118,7 @@ def make_parts(
     reader, recipe, optimizer, num_prompts=num_prompts, **sizes, **reads,
     settle=lambda learner: placement.learner(learner, reader),
   )  # fmt: skip
+  begin, finish = learn.begin, learn.finish
   baseline = _baseline(config, forms, recipe, sizes)
   learn = attach(learn, baseline) if config.debug != "rollout" else debug.no_learning
   state = init_state(
@@ -136,7 +139,17 @@ def make_parts(
   )
   evaluate = _evaluations(config, policy, forms.merged, tokenizer, held, judge, placement)
   parts = Parts(
-    forms, collect, annotate, learn, evaluate, schedule, offer, num_prompts, recipe.updates
+    forms,
+    collect,
+    annotate,
+    learn,
+    begin,
+    finish,
+    evaluate,
+    schedule,
+    offer,
+    num_prompts,
+    recipe.updates,
   )
   return parts, state
 

@@ -12,7 +12,9 @@ KEY = jax.random.key(0)
 
 
 CHOICES = toy.factories(choose, variants={"resample_on_correct": [{"sample": True}]})
-WEIGHTS = toy.factories(weigh, steps, tree, variants={"random_prefix": [{"full": 0.2, "minimum": 0.5}]})
+WEIGHTS = toy.factories(
+  weigh, steps, tree, variants={"random_prefix": [{"full": 0.2, "minimum": 0.5}]}
+)
 
 
 @pytest.mark.parametrize("factory", CHOICES)

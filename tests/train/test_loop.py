@@ -14,6 +14,7 @@ import pytest
 
 from rlvr_jax.core import ledger
 from rlvr_jax.recipes.grpo import grpo
+from rlvr_jax.schedule.bounded_staleness import bounded_staleness
 from rlvr_jax.tasks.arithmetic import CharTokenizer, arithmetic
 from rlvr_jax.tasks.worker import descendants
 from rlvr_jax.train import debug, loop
@@ -426,3 +427,32 @@ def test_sizes_that_do_not_fit_are_refused_at_once(tmp_path, changes, match):
   else:
     with pytest.raises(ValueError, match=match):
       _train(tmp_path, **changes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches that are collected ahead
+
+AHEAD = RECIPE._replace(schedule=bounded_staleness(bound=1))
+
+
+def test_one_step_off(tmp_path, whole):
+  """Batch b comes from the parameters of version b - 1: the first two from those of the start, and what is
+  trained is one version old from the second on. A resumed run has the batch that lay ready."""
+  at_once = _train(tmp_path / "once", recipe=AHEAD, eval_every=0)
+  assert [row["rollout/staleness_max"] for row in _rows(tmp_path / "once")] == [0, 1, 1, 1, 1, 1]
+  books = at_once.state.ledger
+  assert len(at_once.state.queue) == 1
+  # Six batches have been trained, seven generated.
+  assert books["generated"].sum() > whole[0].state.ledger["generated"].sum()
+  _train(tmp_path / "parts", recipe=AHEAD, eval_every=0, steps=2)
+  resumed = _train(tmp_path / "parts", recipe=AHEAD, eval_every=0)
+  _same(resumed.state, at_once.state)
+  first, second = _rows(tmp_path / "once"), _rows(tmp_path / "parts")
+  assert [row["policy/loss"] for row in first] == [row["policy/loss"] for row in second]
+
+
+def test_what_cannot_be_collected_ahead(tmp_path):
+  with pytest.raises(ValueError, match="collects nothing ahead"):
+    _train(tmp_path, recipe=AHEAD, dump=1)
+  with pytest.raises(ValueError, match="collects nothing ahead"):
+    _train(tmp_path, recipe=AHEAD, debug="rollout")
