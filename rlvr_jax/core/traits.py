@@ -7,6 +7,8 @@ does not mind.
   reads        what of its row a token's loss reads: token, prefix, row   objective and its parts
   skips        what need not be computed: "suffix" or "tokens"            weigh
   denominator  the tokens that the loss is divided by                     weigh, aggregate
+  reads_knobs  True: it is given `knobs`                                  rollout
+  extras       what it writes into rows.extras: name -> shape of a row    rollout
 """
 
 from collections.abc import Iterable

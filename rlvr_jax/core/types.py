@@ -386,7 +386,7 @@ class Recipe(NamedTuple):
   posterior: PromptPosterior
   select: Callable  # (key, candidates, num static, knobs) -> Selection
   allocate: Allocator
-  rollout: Callable  # (policy, params, rows, version, eos_ids) -> (rows, DecodeCounts)
+  rollout: Callable  # (policy, params, rows, version, eos_ids) -> (rows, DecodeCounts), see core.traits
   reward: Callable  # (rows, knobs) -> float32 [N]
   choose: Callable  # (key, rows, knobs) -> bool [N], rows that enter the batch
   refill: Refill

@@ -18,10 +18,7 @@ import jax.numpy as jnp
 from rlvr_jax.core import hosts, keys
 from rlvr_jax.core.types import OPEN, Array, Policy, Rows, places
 from rlvr_jax.decode import logits as law
-from rlvr_jax.decode import shards
-
-VERIFY = 512  # draft tokens computed at a time, over some rows
-LANES = 8  # rows that are verified side by side
+from rlvr_jax.decode import reading, shards
 
 
 class Verified(flax.struct.PyTreeNode):
@@ -173,45 +170,26 @@ def _verify(model, coupled, params, version, eos_ids, bound, rows, rule):
 
 
 def _say(model, coupled, params, version, bound, rows, rule, has) -> _Said:
-  """Runs the model over rows that have a draft, LANES of them and VERIFY tokens at a time."""
   n, t = rows.tokens.shape
-  lanes = min(LANES, n)
-  width = min(VERIFY // lanes, t)
   begins = rows.length - _draft(rows).sum(1)
-  order = jnp.argsort(~has, stable=True).astype(jnp.int32)
   zeros = jnp.zeros((n, t), jnp.float32)
-  nothing = _Said(jnp.zeros((n, t), bool), zeros, zeros, zeros)
 
-  def some(carry):
-    begin, said = carry
-    # A last block that is not full begins earlier, and does some rows again.
-    index = jax.lax.dynamic_slice_in_dim(order, begin, lanes)
+  def visit(said, index, position, hidden):
     these = jax.tree.map(lambda x: x[index], rows)
     mine = jax.tree.map(lambda x: x[jnp.minimum(index, len(x) - 1)] if jnp.ndim(x) else x, rule)
-    end = jnp.where(has[index], these.length, 0)
+    target = position + 1
+    end = jnp.where(has[index], these.length, 0)[:, None]
+    wanted = (target >= begins[index][:, None]) & (target < end)
+    judge = lambda: _judge(
+      model, coupled, params, version, bound, these, mine, hidden, jnp.minimum(target, t - 1)
+    )
+    idle = jnp.zeros(target.shape, jnp.float32)
+    new = jax.lax.cond(wanted.any(), judge, lambda: _Said(idle > 0, idle, idle, idle))
+    where = jnp.where(wanted, target, t)
+    return jax.tree.map(lambda x, y: x.at[index[:, None], where].set(y, mode="drop"), said, new)
 
-    def chunk(carry):
-      first, cache, said = carry
-      position = first + jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], (lanes, width))
-      token = jnp.take_along_axis(these.tokens, jnp.minimum(position, t - 1), 1)
-      hidden, cache = model.hidden(params, token, position, position < end[:, None], cache)
-      target = position + 1
-      wanted = (target >= begins[index][:, None]) & (target < end[:, None])
-      judge = lambda: _judge(
-        model, coupled, params, version, bound, these, mine, hidden, jnp.minimum(target, t - 1)
-      )
-      idle = jnp.zeros((lanes, width), jnp.float32)
-      new = jax.lax.cond(wanted.any(), judge, lambda: _Said(idle > 0, idle, idle, idle))
-      where = jnp.where(wanted, target, t)
-      put = lambda x, y: x.at[index[:, None], where].set(y, mode="drop")
-      return first + width, cache, jax.tree.map(put, said, new)
-
-    start = jnp.zeros((), jnp.int32), model.init_cache(lanes, t), said
-    _, _, said = jax.lax.while_loop(lambda c: c[0] < end.max() - 1, chunk, start)
-    return begin + lanes, said
-
-  start = jnp.zeros((), jnp.int32), nothing
-  return jax.lax.while_loop(lambda c: c[0] < has.sum(), some, start)[1]
+  nothing = _Said(jnp.zeros((n, t), bool), zeros, zeros, zeros)
+  return reading.walk(model.hidden, model.init_cache, params, rows, has, visit, nothing)
 
 
 def _judge(model, coupled, params, version, bound, rows, rule, hidden, target) -> _Said:

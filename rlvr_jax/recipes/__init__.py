@@ -57,6 +57,7 @@ RECIPES = {
   "entropy_tree": "rlvr_jax.recipes.entropy_tree:entropy_tree",
   "latr": "rlvr_jax.recipes.latr:latr",
   "spark": "rlvr_jax.recipes.spark:spark",
+  "arrol": "rlvr_jax.recipes.arrol:arrol",
   "jet": "rlvr_jax.recipes.jet:jet",
   "sage": "rlvr_jax.recipes.sage:sage",
   "spec_rl": "rlvr_jax.recipes.spec_rl:spec_rl",

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlvr_jax.core import calibration, groups, hosts, keys, ledger, trees
+from rlvr_jax.core import calibration, groups, hosts, keys, ledger, traits, trees
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.records import Texts, Verdict
 from rlvr_jax.core.types import (
@@ -125,7 +125,11 @@ def make_collect(
   weighty = tuple(name for name in names if scorer and scorer.weights[name])
   if clash := sorted(set(names) & set(sources)):
     raise ValueError(f"a reward function and a data source are both called {clash[0]!r}")
-  unscored = lambda num: {f"reward/{name}": jnp.full(num, jnp.nan, jnp.float32) for name in names}
+  noted = traits.trait(recipe.rollout, "extras", {})
+  unscored = lambda num: {
+    **{f"reward/{name}": jnp.full(num, jnp.nan, jnp.float32) for name in names},
+    **{name: jnp.zeros((num, *shape), jnp.float32) for name, shape in noted.items()},
+  }
   blank = lambda num: rows_lib.blank(num, num_places).replace(extras=unscored(num))
   table = jax.tree.map(jnp.asarray, table)
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
@@ -313,6 +317,7 @@ def make_collect(
           num_contexts=prompts,
           prompt_places=prompt_places,
           stops=stops,
+          **({"knobs": knobs} if traits.trait(recipe.rollout, "reads_knobs") else {}),
         )
         round, tally, booked = settle_roll(round, rows, made, reused, at, tally)
         books = ledger.book(books, hosts.host(booked))
