@@ -1,8 +1,8 @@
 """Which way of choosing prompts and dealing rollouts learns most from the same generated tokens?
 
-One tiny policy, one task (task.py: a third of the prompts nearly solved, a third hopeless, a third learnable),
-40,000 generated tokens, three seeds. Held-out accuracy is read every ten steps, so that runs can be compared at
-any number of tokens. First the starts, then the runs; both go on where they were stopped:
+One tiny policy, one task (task.py: a third of the prompts nearly solved, a third hopeless, a third
+learnable), 40,000 generated tokens, three seeds. Held-out accuracy is read every ten steps, so that runs can
+be compared at any number of tokens. First the starts, then the runs; both go on where they were stopped:
 
   python -m experiments.selection.start --workdir=runs/selection/start
   python -m launch.sweep --sweep=experiments/selection/config.py --workdir=runs/selection/runs \\
@@ -10,7 +10,8 @@ any number of tokens. First the starts, then the runs; both go on where they wer
     --metrics=eval/heldout/pass@1,eval/heldout/learnable/pass@1,group/frac_zero_std,tokens/generated
   python -m experiments.selection.tables --workdir=runs/selection/runs
 
-Hardware: 2 CPU cores, 2 GiB, 10 to 20 s a run on an idle machine. What came of it: README.md beside this file.
+Hardware: 2 CPU cores, 2 GiB, 10 to 20 s a run on an idle machine. What came of it: README.md beside this
+file.
 """
 
 from typing import Any

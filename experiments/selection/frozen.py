@@ -7,9 +7,9 @@ is token value with every rate and length told.
 
   python -m experiments.selection.frozen --recipes=grpo,dapo,dps,token_value --steps=60
 
-Printed for each recipe, over the steps from a third on: the share of mixed groups among all that were rolled
-out, mixed groups for 1,000 generated tokens, the same as a share of the oracle's, and the milliseconds of host
-and device that a step's choices take. Under a minute a recipe on a CPU.
+Printed for each recipe, over the steps from a third on: the share of mixed groups among all that were
+rolled out, mixed groups for 1,000 generated tokens, the same as a share of the oracle's, and the milliseconds
+that a step without model takes. Under a minute a recipe on a CPU.
 """
 
 import json
@@ -60,7 +60,7 @@ def _policy() -> Policy:
 
 
 def knowing(recipe: Recipe, rates, lengths) -> Recipe:
-  """The recipe with a belief that is told the solve rates of each step, `rates` [steps,M], and the lengths."""
+  """The recipe with a belief that is told the solve rates of each step, [steps,M], and the lengths."""
 
   def belief(step, prompt_id):
     p = rates[jnp.minimum(step, len(rates) - 1)][prompt_id]
@@ -90,9 +90,9 @@ def play(recipe: Recipe, *, num_prompts: int, prompts: int, budget: int, steps: 
     return [Verdict(float(x)) for x in hit]
 
   prompt_table = PromptTable(
-    tokens=np.ones((num_prompts, 1), np.int32),
-    length=np.ones(num_prompts, np.int32),
-    source=np.zeros(num_prompts, np.int32),
+    tokens=jnp.ones((num_prompts, 1), jnp.int32),
+    length=jnp.ones(num_prompts, jnp.int32),
+    source=jnp.zeros(num_prompts, jnp.int32),
   )
   collect = make_collect(
     _policy(), recipe, prompt_table, verify, lambda ids: "", sources=("toy",), prompts=prompts,
@@ -161,7 +161,9 @@ def main(argv):
     best = rows.get("oracle", {}).get("mixed_per_1000_tokens")
     if best:
       rows[name]["of_oracle"] = rows[name]["mixed_per_1000_tokens"] / best
-    print(json.dumps({"recipe": name, **{k: round(v, 4) for k, v in rows[name].items()}}), flush=True)
+    print(
+      json.dumps({"recipe": name, **{k: round(v, 4) for k, v in rows[name].items()}}), flush=True
+    )
 
 
 def define_flags():

@@ -1,6 +1,6 @@
 """Makes the policies that the study starts from: one for each seed, by imitation.
 
-  python -m experiments.selection.start --workdir=runs/selection/start
+python -m experiments.selection.start --workdir=runs/selection/start
 """
 
 import pathlib

@@ -30,7 +30,7 @@ def quality(
   warmup: int = 10,
   learning_rate: float = 1e-3,
 ) -> Controller:
-  """The knob "quality", a core.survival.Quality, for rollout.prune.
+  """The knobs "quality/...", a core.survival.Quality, for rollout.prune.
 
   It learns from the batch's rows that reached the detection length: the head one Adam step on the
   cross-entropy to the verdicts, each row with weight 1 / (probability that it survived), since those that
@@ -58,32 +58,34 @@ def quality(
   def init(table):
     del table
     head = survival.new_head(jax.random.key(0), features, width)
-    none = jnp.zeros(bins, jnp.float32)
-    return QualityState(head, optimizer.init(head), none, none, jnp.zeros((), jnp.int32))
+    none = lambda: jnp.zeros(bins, jnp.float32)
+    return QualityState(head, optimizer.init(head), none(), none(), jnp.zeros((), jnp.int32))
 
   def value(state):
-    know = survival.Quality(state.head, state.right, state.seen, state.step >= warmup)
-    return {"quality": know}
+    acts = (state.step >= warmup).astype(jnp.int32)
+    return survival.Quality(state.head, state.right, state.seen, acts).knobs()
 
   def update(state, feedback):
     rows = feedback.rows
+    if "inclusion" not in rows.extras:  # rolled out in another way
+      return state
     chance = rows.extras["inclusion"]
     used = rows.valid & (chance > 0)
     weight = jnp.where(used, 1 / jnp.where(used, chance, 1.0), 0.0)
     x = jnp.where(used[:, None], rows.extras["detected"], 0.0)
     right = jnp.where(used, rows.correct, 0.0)
 
-    def loss(head):
+    def loss(head: Any):
       z = survival.logit(head, x)
       return (weight * (jax.nn.softplus(z) - right * z)).sum() / jnp.maximum(weight.sum(), 1e-6)
 
     score = jax.nn.sigmoid(survival.logit(state.head, x))
-    step, opt_state = optimizer.update(jax.grad(loss)(state.head), state.opt_state, state.head)
+    step, opt_state = optimizer.update(jax.grad(loss)(state.head), state.opt_state)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(used.any(), a, b), new, old)
     b = survival.bin_of(score, bins)
     count = lambda x: groups.total(x, b, used, bins)
     return QualityState(
-      head=keep(optax.apply_updates(state.head, step), state.head),
+      head=keep(jax.tree.map(jnp.add, state.head, step), state.head),
       opt_state=keep(opt_state, state.opt_state),
       right=decay * state.right + count(weight * right),
       seen=decay * state.seen + count(weight),

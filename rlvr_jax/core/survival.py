@@ -29,7 +29,19 @@ class Quality(flax.struct.PyTreeNode):
   head: Head
   right: Array  # float32 [bins], weight of right rows of each score
   seen: Array  # float32 [bins], of all
-  acts: Array  # bool [], False while there is too little of it
+  acts: Array  # int32 [], 0 while there is too little of it
+
+  def knobs(self) -> dict[str, Array]:
+    """As knobs, each an array."""
+    head = {name: getattr(self.head, name) for name in ("w1", "b1", "w2", "b2")}
+    rest = {"right": self.right, "seen": self.seen, "acts": self.acts}
+    return {f"quality/{name}": value for name, value in (head | rest).items()}
+
+  @classmethod
+  def of_knobs(cls, knobs) -> "Quality":
+    of = lambda name: knobs[f"quality/{name}"]
+    head = Head(of("w1"), of("b1"), of("w2"), of("b2"))
+    return cls(head, of("right"), of("seen"), of("acts"))
 
 
 def new_head(key, features: int, width: int) -> Head:

@@ -28,7 +28,7 @@ def prune(
     slots, top_k, top_p, min_p: see rollout.linear.
 
   Returns:
-    rollout, as rollout.linear has it, which also takes knobs: `quality` of control.quality. Without knobs it
+    rollout, as rollout.linear has it, which also takes knobs, those of control.quality. Without knobs it
     cuts off nothing.
 
   Source: ARRoL, arXiv 2603.24840.
@@ -63,7 +63,7 @@ def prune(
     rows, counts = grow(rows.replace(limit=early))
     read, judge = _parts(policy.hidden, policy.init_cache, keep, share, features)
     rows, rest = _reopen(rows, limit)
-    rows, cut = judge(rows, rest, read(params, rows, rest), knobs["quality"])
+    rows, cut = judge(rows, rest, read(params, rows), survival.Quality.of_knobs(knobs))
     rows, more = grow(rows)
     counts = jax.tree.map(jnp.add, counts, more)
     return rows, counts.replace(pruned=counts.pruned + jnp.where(cut, counts.generated, 0))
@@ -83,8 +83,7 @@ def _reopen(rows, limit):
 @functools.cache
 def _parts(hidden, init_cache, keep, share, features):
   @jax.jit
-  def read(params, rows, rest):
-    del rest
+  def read(params, rows):
     wanted = rows.valid & (rows.length > 0)
     states = reading.last_hidden(hidden, init_cache, params, rows, wanted)
     return survival.project(states, features)
@@ -100,9 +99,10 @@ def _parts(hidden, init_cache, keep, share, features):
     chance = survival.tilted(p, group, rest, left, wants)
     first = jax.ops.segment_min(jnp.arange(len(group), dtype=jnp.int32), group, len(group))
     u = _uniforms(rows.uid[first[group]])
-    stays = survival.systematic(chance, group, rest, u) | ~quality.acts
+    acts = quality.acts > 0
+    stays = survival.systematic(chance, group, rest, u) | ~acts
     cut = rest & ~stays
-    chance = jnp.where(quality.acts, chance, 1.0)
+    chance = jnp.where(acts, chance, 1.0)
     return rows.replace(
       valid=rows.valid & ~cut,
       status=jnp.where(cut, KILLED, rows.status).astype(jnp.int32),

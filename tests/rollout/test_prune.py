@@ -134,7 +134,7 @@ def test_survivors_come_out_as_they_would_and_the_others_cost_no_more():
 def test_the_head_learns_with_the_weights_of_those_that_were_cut_off():
   control = quality(features=2, width=8, bins=4, decay=0.5, learning_rate=0.05, warmup=2)
   state = control.init(plain_table(1))
-  assert not control.value(state)["quality"].acts
+  assert not survival.Quality.of_knobs(control.value(state)).acts
   x = jnp.array([[1, 0], [0, 1], [1, 0], [0, 1], [9, 9]], jnp.float32)
   rows = toy.rows(rewards=[1, 0, 1, 1, 0], extras={"detected": x, "inclusion": [1.0, 0.5, 1, 1, 0]})
   none = jnp.zeros((), jnp.int32)
@@ -146,7 +146,7 @@ def test_the_head_learns_with_the_weights_of_those_that_were_cut_off():
   np.testing.assert_allclose(state.right, [0, 0, 3, 0])
   for _ in range(150):
     state = update(state, feed)
-  know = control.value(state)["quality"]
+  know = survival.Quality.of_knobs(control.value(state))
   score = jax.nn.sigmoid(survival.logit(know.head, x[:2]))
   # The second kind is right with weight 1 of 3.
   np.testing.assert_allclose(score, [1, 1 / 3], atol=0.05)
