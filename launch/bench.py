@@ -1,9 +1,10 @@
-"""Measures the sampler, the learner and a whole step.
+"""Measures the sampler, the learner, a whole step, and the choice of prompts.
 
   python -m launch.bench decode --policy=smollm2-135m --prompts=4 --group=8 --new_tokens=64 --json
   python -m launch.bench decode --prompts=8 --group=16 --lengths=lognormal:mean=16,max=128 --slots=32
   python -m launch.bench learn --prompts=8 --group=8 --new_tokens=16
   python -m launch.bench step --prompts=8 --group=8 --new_tokens=16 --json
+  python -m launch.bench select --prompts=1000000 --recipes=dps,vade,token_value
 
 Seconds are medians of --repeats calls after one that compiles; every call rolls out other prompts. With
 --peer="COMMAND" a rival that prints one JSON line is run in turn with it, A B A B, and the ratio of the
@@ -29,6 +30,7 @@ def define_flags():
   flags.DEFINE_integer("group", 8, "Rollouts of each prompt.")
   flags.DEFINE_integer("new_tokens", 64, "Tokens of each response, exactly; no early end.")
   flags.DEFINE_string("lengths", None, "lognormal:mean=M,max=X instead of --new_tokens.")
+  flags.DEFINE_list("recipes", ["grpo"], "Whose beliefs and selection `select` measures.")
   flags.DEFINE_integer("slots", 0, "Rows decoded at a time; 0: all.")
   flags.DEFINE_string("generator", "gsm_symbolic", "reasoning_gym generator of the prompts.")
   flags.DEFINE_string("dtype", "float32", "Of activations, parameters and cache.")
@@ -355,6 +357,53 @@ def bench_step(loaded, work, *, calls):
     }
 
 
+def bench_select(recipe, num_prompts, *, num=256, repeats=5):
+  """What choosing `num` of a table's prompts takes: beliefs learn of a step, all prompts are scored.
+
+  Returns:
+    seconds, the median; and the bytes of belief that a prompt takes.
+  """
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from rlvr_jax.core.types import Candidates, Tally, plain_table
+
+  rng = np.random.default_rng(0)
+  table = plain_table(
+    num_prompts, source=rng.integers(0, 10, num_prompts), difficulty=rng.integers(1, 6, num_prompts)
+  )
+  drawn = np.zeros(num_prompts, np.float32)
+  drawn[rng.choice(num_prompts, min(num, num_prompts), replace=False)] = 8
+  tally = Tally(
+    jnp.asarray(drawn),
+    jnp.asarray(rng.binomial(drawn.astype(int), 0.4), jnp.float32),
+    jnp.asarray(drawn, jnp.int32),
+    jnp.asarray(40 * drawn, jnp.int32),
+  )
+  ids, no = jnp.arange(num_prompts, dtype=jnp.int32), jnp.zeros(num_prompts, bool)
+  source = jnp.asarray(table.source)
+  knobs = recipe.control.value(recipe.control.init(table))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state, key, tally):
+    state = recipe.posterior.update(state, tally)
+    first, second = jax.random.split(key)
+    score = recipe.posterior.score(state, first, ids, knobs)
+    belief = recipe.posterior.belief(state, ids)
+    candidates = Candidates(ids, score, source, belief, no, no)
+    return state, recipe.select(second, candidates, min(num, num_prompts), knobs)
+
+  state, seconds = recipe.posterior.init(table), []
+  held = sum(x.nbytes for x in jax.tree.leaves(state)) / num_prompts
+  for call in range(repeats + 1):
+    key = jax.block_until_ready(jax.random.key(call))
+    began = time.perf_counter()
+    state, _ = jax.block_until_ready(step(state, key, tally))
+    seconds.append(time.perf_counter() - began)
+  return statistics.median(seconds[1:]), held
+
+
 def run_peer(command):
   """The JSON object on the last line that has one of a command's output.
 
@@ -395,11 +444,28 @@ def bench(kind, loaded, work, *, slots, repeats, peer=None):
   return out
 
 
+def _select(given):
+  from rlvr_jax.recipes.compose import compose
+
+  for name in given.recipes:
+    try:
+      seconds, held = bench_select(compose(name), given.prompts, repeats=given.repeats)
+    except ValueError as error:
+      sys.exit(f"error: {error}")
+    out = {"benchmark": "select", "recipe": name, "prompts": given.prompts}
+    out |= {"milliseconds": 1e3 * seconds, "bytes_a_prompt": held}
+    print(
+      json.dumps(out) if given.json else f"{name:16s} {1e3 * seconds:9.2f} ms {held:6.1f} bytes"
+    )
+
+
 def main(argv):
   given = flags.FLAGS
   logging.set_verbosity(logging.WARNING)  # JAX tells which backends it did not find
-  if len(argv) != 2 or argv[1] not in KINDS:
-    raise app.UsageError(f"say what to measure: {', '.join(KINDS)}")
+  if len(argv) != 2 or argv[1] not in (*KINDS, "select"):
+    raise app.UsageError(f"say what to measure: {', '.join((*KINDS, 'select'))}")
+  if argv[1] == "select":
+    return _select(given)
   from rlvr_jax.models.load import load_policy
 
   try:
