@@ -404,19 +404,25 @@ def bench_select(recipe, num_prompts, *, num=256, repeats=5):
   return statistics.median(seconds[1:]), held
 
 
-def run_peer(command):
-  """The JSON object on the last line that has one of a command's output.
+def run_peer(command, name):
+  """The number `name` of the JSON object on the last line that has one of a command's output.
 
   Raises:
-    ValueError: if the command fails or prints none.
+    ValueError: if the command fails, prints none, or the number is not positive.
   """
   done = subprocess.run(command, shell=True, capture_output=True, text=True)
-  for line in reversed(done.stdout.splitlines()):
-    if line.startswith("{"):
-      return json.loads(line)
-  raise ValueError(
-    f"the peer printed no JSON line (exit status {done.returncode}): {done.stderr[-500:]}"
-  )
+  lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+  if done.returncode or not lines:
+    raise ValueError(
+      f"the peer failed or printed no JSON line (exit status {done.returncode}): {done.stderr[-500:]}"
+    )
+  try:
+    number = float(json.loads(lines[-1])[name])
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"the peer's line has no number {name!r}: {lines[-1][:200]}") from error
+  if not number > 0:
+    raise ValueError(f"the peer's {name} is {number}")
+  return number
 
 
 def bench(kind, loaded, work, *, slots, repeats, peer=None):
@@ -433,7 +439,7 @@ def bench(kind, loaded, work, *, slots, repeats, peer=None):
         continue
       results.append(result)
       if peer:
-        rivals.append(run_peer(peer)[COMPARED[kind]])
+        rivals.append(run_peer(peer, COMPARED[kind]))
     later = compiled.count - first
   out = {name: statistics.median(r[name] for r in results) for name in results[0]}
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -472,6 +478,8 @@ def main(argv):
     for name in ("prompts", "group", "new_tokens", "repeats"):
       if getattr(given, name) < 1:
         raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
+    if given.slots < 0:
+      raise ValueError(f"--slots must be at least 0 (0: all), got {given.slots}")
     if given.slots and argv[1] != "decode":
       raise ValueError("--slots is for decode; the others decode all rows at once")
     loaded = load_policy(

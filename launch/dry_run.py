@@ -20,6 +20,12 @@ def budget(config: Config) -> dict[str, int]:
   """
   recipe = compose(config.recipe, config.recipe_args, config.slots)
   task = table.build("task", config.task, TASKS, config.task_args)
+  absent = set(recipe.annotate) - {"old", "reference", *config.models}
+  if absent:
+    name = min(absent)
+    raise ValueError(
+      f"the recipe reads log-probs of the model {name!r}: say which it is, --set=models.{name}=PATH"
+    )
   rounds, waves = recipe.refill.rounds, recipe.allocate.plan(config.prompts, config.budget)
   step = rounds * sum(waves) * config.max_new_tokens
   steps, total = config.steps, config.steps * step

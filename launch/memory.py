@@ -24,6 +24,7 @@ from rlvr_jax.models.transformer import decoder
 from rlvr_jax.recipes.compose import compose
 from rlvr_jax.train import memory, pack
 from rlvr_jax.train.config import Config
+from rlvr_jax.train.forms import make_forms
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
 
 TINY_VOCAB = 64
@@ -44,7 +45,13 @@ def model_of(config: Config) -> sizes.ModelConfig:
     model = sizes.from_hf(json.loads(card.read_text()))
   else:
     raise table.unknown("policy of known sizes", config.policy, ["tiny", *sizes.CONFIGS])
-  return dataclasses.replace(model, dtype=config.dtype, param_dtype=config.param_dtype)
+  return dataclasses.replace(
+    model,
+    dtype=config.dtype,
+    param_dtype=config.param_dtype,
+    cache_dtype=config.cache_dtype or None,
+    remat=config.remat,
+  )
 
 
 def local(model: sizes.ModelConfig, tensor: int) -> sizes.ModelConfig:
@@ -74,17 +81,24 @@ def plan(config: Config) -> memory.Plan:
   policy = decoder(model)
   recipe = compose(config.recipe, config.recipe_args, config.slots)
   optimizer = make_optimizer(config, make_schedule(config, recipe.updates), recipe.step_scale)
-  params = jax.eval_shape(policy.init, jax.random.key(0))
+  whole = jax.eval_shape(policy.init, jax.random.key(0))
+  forms = make_forms(config, policy, whole)
+  params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), forms.trained)
   learner = jax.eval_shape(
     lambda p: init_state(recipe, optimizer, p, table=plain_table(1), num_places=1, seed=0).learner,
     params,
   )
-  where = meshes.learner_shardings(learner, policy, mesh)
+  where = meshes.learner_shardings(learner, forms.learner, mesh)
+  others = len(config.models) * memory.size(whole)  # as large as the policy, for all we know
+  if config.lora_rank:
+    others += memory.size(whole)
+  if config.lora_rank or config.rollout_quant != "none":  # the weights of the sampler are a copy
+    others += memory.size(jax.eval_shape(lambda p: _rolled(make_forms(config, policy, p)), whole))
   floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), params)
   num_places = config.max_prompt_length + config.max_new_tokens
   return memory.plan(
     decoder(local(model, tensor)),
-    params=memory.part(params, where.params),
+    params=memory.part(params, where.params) + others // (fsdp * tensor),
     optimizer=memory.part(learner.opt_state, where.opt_state),
     gradients=memory.part(floats, where.params),
     layout=pack.layout(config.budget, num_places, bin_tokens=config.bin_tokens),
@@ -92,11 +106,15 @@ def plan(config: Config) -> memory.Plan:
     num_places=num_places,
     prompts=config.prompts,
     prompt_places=config.max_prompt_length,
-    slots=config.recipe_args.get("slots") or config.budget,
+    slots=min(config.recipe_args.get("slots") or config.budget, config.budget),
     rows_parts=data * fsdp,
     entropy=recipe.objective.needs_entropy,
     read_tokens=config.read_tokens,
   )
+
+
+def _rolled(forms):
+  return forms.rollout(forms.trained)
 
 
 def main(argv):

@@ -1,11 +1,13 @@
 """Whole training steps on the toy policy: collect and learn, without files, tokenizer or processes."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlvr_jax.condition.hints import Wording
 from rlvr_jax.core import ledger
 from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import PromptTable, Recipe, RunState
@@ -49,6 +51,19 @@ def alternates(prompt_ids, texts):
 
 def always_wrong(prompt_ids, texts):
   return [Verdict(0.0) for _ in texts]
+
+
+def wording(texts):
+  """Hints of one token, which the policy writes after 0 1."""
+  del texts
+  prompts = [
+    [a, b][: 1 + (i % 3 != 2)] for i, (a, b) in enumerate(itertools.product(range(3), range(2)))
+  ]
+  return Wording(
+    ask=lambda i, levels: [0, 1],
+    read=lambda ids, levels: [ids[:1]] * levels,
+    put=lambda i, hint: [*hint, *prompts[i]],
+  )
 
 
 def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=0) -> Run:

@@ -23,7 +23,15 @@ from absl import app, flags
 
 from rlvr_jax.core import ledger, table
 from rlvr_jax.core.records import Verdict
-from rlvr_jax.core.types import Belief, BeliefModel, Collector, Policy, PromptTable, Recipe
+from rlvr_jax.core.types import (
+  Belief,
+  BeliefModel,
+  Collector,
+  Feedback,
+  Policy,
+  PromptTable,
+  Recipe,
+)
 from rlvr_jax.posterior import acquisition
 from rlvr_jax.recipes import RECIPES
 from rlvr_jax.recipes.compose import compose
@@ -106,6 +114,14 @@ def play(recipe: Recipe, *, num_prompts: int, prompts: int, budget: int, steps: 
     epoch=jnp.zeros((), jnp.int32),
     key=jax.random.key_data(jax.random.key(seed)),
   )
+
+  @jax.jit
+  def learn(control, rows, tally, epoch, step):
+    """Controllers hear of the batch as they do after an update."""
+    entropy = jnp.zeros((), jnp.float32)
+    feedback = Feedback(rows, recipe.advantage(rows), entropy, tally, epoch, step)
+    return recipe.control.update(control, feedback)
+
   books, made, seconds = ledger.new(num_prompts), [], []
   for step in range(steps):
     now[0] = step
@@ -113,6 +129,7 @@ def play(recipe: Recipe, *, num_prompts: int, prompts: int, budget: int, steps: 
     began = time.perf_counter()
     collector, batch, books, _ = collect({}, jnp.int32(step), control, collector, books)
     seconds.append(time.perf_counter() - began)
+    control = learn(control, batch.rows, batch.tally, collector.epoch, jnp.int32(step))
     tally = jax.device_get(batch.tally)
     drawn = tally.trials > 0
     mixed = drawn & (tally.successes > 0) & (tally.successes < tally.trials)

@@ -20,8 +20,8 @@ def pvpo(*, anchor: str = "", scale: bool = False, epsilon: float = 1e-6):
 
   Args:
     anchor: entry of rows.extras, float32 [N]; empty: rows.prior, which the posterior fills.
-    scale: divide by the standard deviation over the rows of the batch, plus epsilon.
-    epsilon: positive.
+    scale: divide by the standard deviation over the rows of the batch, where it is more than rounding.
+    epsilon: positive; added to it.
 
   Source: PVPO, arXiv 2508.21104.
   """
@@ -33,7 +33,9 @@ def pvpo(*, anchor: str = "", scale: bool = False, epsilon: float = 1e-6):
     value = extra(rows, anchor) if anchor else rows.prior
     a = jnp.where(jnp.isnan(value), groups.centred(*args), reward - value)
     if scale:
-      a = a / (jnp.sqrt(masked.variance(a, ok)) + epsilon)
+      deviation = jnp.sqrt(masked.variance(a, ok))
+      flat = deviation <= 1e-5 * jnp.abs(a).max()
+      a = a / jnp.where(flat, 1.0, deviation + epsilon)
     return spread(jnp.where(ok, a, 0.0), rows)
 
   return advantage
@@ -64,6 +66,7 @@ def mssr(*, entropy_bonus: float = 0.4, kappa: float = 2.0, epsilon: float = 1e-
 
   def advantage(rows):
     reward, group, ok = scored(rows)
+    ok &= jnp.isfinite(rows.prior)
     a = jnp.where(ok, reward - rows.prior, 0.0)
     d = groups.centred(a, jnp.zeros_like(group), ok, 1)
     d = d / jnp.sqrt(jnp.maximum(masked.variance(d, ok), epsilon))
@@ -157,6 +160,8 @@ def v0_5(*, low: float = 0.0, high: float = 1.0, prior: str = ""):
     reward, group, ok = scored(rows)
     value = extra(rows, prior) if prior else rows.prior
     base = fuse(reward, value, group, ok, low=low, high=high).baseline[group]
-    return spread(jnp.where(ok, reward - base, 0.0), rows)
+    # Without a prior the group's own mean, from which equal rewards are exactly 0 away.
+    d = jnp.where(jnp.isnan(value), groups.centred(reward, group, ok), reward - base)
+    return spread(jnp.where(ok, d, 0.0), rows)
 
   return advantage

@@ -25,12 +25,15 @@ def blockwise(*, baseline: str = "outcome", shrink: float = 0.0, scale: bool = F
     baseline: one of the above.
     shrink: at least 0; for "outcome", b = (n mean_outcome + shrink mean_group) / (n + shrink), n rows of
       that outcome. 0 gives a row that is alone with its outcome no advantage.
-    scale: divide by the sample standard deviation in the group + 1e-6.
+    scale: divide by the sample standard deviation of what the baseline is taken over, plus 1e-6; not for
+      "none".
 
   Source: Blockwise Advantage Estimation, arXiv 2602.10231; shrink and scale are not in the paper.
   """
   if baseline not in BASELINES:
     raise table.unknown("baseline", baseline, BASELINES)
+  if scale and baseline == "none":
+    raise ValueError("without a baseline nothing is centred: scale needs another baseline")
   if shrink < 0:
     raise ValueError(f"shrink must be at least 0, got {shrink}")
 
@@ -49,7 +52,7 @@ def blockwise(*, baseline: str = "outcome", shrink: float = 0.0, scale: bool = F
       else:
         a = groups.centred(r, group, ok)
       if scale:
-        a = a / (groups.std(r, rows.group, ok, ddof=1)[rows.group] + 1e-6)
+        a = a / (groups.std(r, group, ok, ddof=1)[group] + 1e-6)
       out = jnp.where(rows.loss_mask & (block == k), a[:, None], out)
     return out
 

@@ -97,7 +97,9 @@ def priced(*, gain=_SATURATING, low: int = 2, high: int = 0, fill: float = 1.0) 
     known = prompts.valid & jnp.isfinite(cost) & (cost > 0)
     mean = jnp.where(known, cost, 0.0).sum() / jnp.maximum(known.sum(), 1)
     cost = jnp.where(known, cost, jnp.where(mean > 0, mean, 1.0))
-    budget = fill * width * jnp.where(mean > 0, mean, 1.0) * (1 + 1e-5)  # rounding must not cost a row
+    budget = (
+      fill * width * jnp.where(mean > 0, mean, 1.0) * (1 + 1e-5)
+    )  # rounding must not cost a row
     gains = gain(prompts, knobs, _rows(least, width, low, high))
     gains = jnp.where(jnp.isnan(gains), -jnp.inf, gains)
     top = jnp.max(jnp.where(prompts.valid[:, None], gains, -jnp.inf))

@@ -109,7 +109,18 @@ def pilot_commit(
     place = jnp.argsort(jnp.lexsort((order, ~fine)))
     return jnp.where(fine & (place < width // commit), commit, 0)
 
-  return topped_up(wants=wants, start=pilot)
+  staged_ = topped_up(wants=wants, start=pilot)
+
+  def plan(num_prompts, budget):
+    least = pilot * num_prompts + max(commit, 1)
+    if budget < least:
+      raise ValueError(
+        f"a budget of {budget} rows leaves nothing to commit after {pilot} pilots for each of {num_prompts} "
+        f"prompts: raise budget to at least {least}, or lower recipe_args.pilot"
+      )
+    return staged_.plan(num_prompts, budget)
+
+  return staged_._replace(plan=plan)
 
 
 def equal_treatment(right, start: int, spread) -> float:

@@ -57,7 +57,7 @@ def quality(
 
   def init(table):
     del table
-    head = survival.new_head(jax.random.key(0), features, width)
+    head: Any = survival.new_head(jax.random.key(0), features, width)
     none = lambda: jnp.zeros(bins, jnp.float32)
     return QualityState(head, optimizer.init(head), none(), none(), jnp.zeros((), jnp.int32))
 

@@ -26,6 +26,8 @@ def ramp(
   """
   if steps < 1:
     raise ValueError(f"steps must be at least 1, got {steps}")
+  if knob == "temperature" and min(start, end) <= 0:
+    raise ValueError(f"a temperature must be positive to train, got {start} to {end}")
 
   def value(done):
     part = jnp.minimum(done.astype(jnp.float32) / steps, 1.0)

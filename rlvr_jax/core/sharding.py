@@ -75,7 +75,7 @@ def spread(sharding: NamedSharding, shape: Sequence[int], axis: str) -> NamedSha
   """
   sizes = sharding.mesh.shape
   names = lambda entry: (entry,) if isinstance(entry, str) else tuple(entry or ())
-  entries = [names(entry) for entry in sharding.spec]
+  entries: list[tuple[str, ...]] = [names(entry) for entry in sharding.spec]
   entries += [()] * (len(shape) - len(entries))
   if sizes[axis] == 1 or any(axis in entry for entry in entries):
     return sharding

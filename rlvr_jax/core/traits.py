@@ -77,7 +77,13 @@ def check(recipe: Recipe) -> Recipe:
   if absent:
     names = ", ".join(sorted(absent))
     raise ValueError(f"a piece of the recipe reads log-probs of {names}: add them to annotate")
+  if recipe.refill.rounds < 1:
+    raise ValueError(f"refill needs at least 1 round, got {recipe.refill.rounds}")
   knobs = recipe.control.value(recipe.control.init(plain_table(1)))
   if "temperature" not in knobs:
     raise ValueError(f"control has no knob 'temperature', only {sorted(knobs)}")
+  if not (knobs["temperature"] > 0).all():
+    raise ValueError(
+      f"the temperature must be positive to train, control begins at {knobs['temperature']}"
+    )
   return recipe

@@ -196,10 +196,11 @@ def plain_table(num_prompts: int, *, source=None, difficulty=None) -> PromptTabl
     source: [M] whole numbers; None: all 0.
     difficulty: [M] whole numbers; None: not known.
   """
-  zeros = np.zeros(num_prompts, np.int32)
-  as_table = lambda x: zeros if x is None else np.asarray(x, np.int32)
+  zeros: Any = np.zeros(num_prompts, np.int32)  # on the host: `init` reads numbers off it
+  tokens: Any = np.zeros((num_prompts, 0), np.int32)
+  as_table: Any = lambda x: zeros if x is None else np.asarray(x, np.int32)
   return PromptTable(
-    tokens=np.zeros((num_prompts, 0), np.int32),
+    tokens=tokens,
     length=zeros,
     source=as_table(source),
     difficulty=None if difficulty is None else as_table(difficulty),
@@ -386,7 +387,9 @@ class Recipe(NamedTuple):
   posterior: PromptPosterior
   select: Callable  # (key, candidates, num static, knobs) -> Selection
   allocate: Allocator
-  rollout: Callable  # (policy, params, rows, version, eos_ids) -> (rows, DecodeCounts), see core.traits
+  rollout: (
+    Callable  # (policy, params, rows, version, eos_ids) -> (rows, DecodeCounts), see core.traits
+  )
   reward: Callable  # (rows, knobs) -> float32 [N]
   choose: Callable  # (key, rows, knobs) -> bool [N], rows that enter the batch
   refill: Refill

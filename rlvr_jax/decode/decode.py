@@ -162,6 +162,11 @@ def decode(
     raise ValueError(
       f"prompt_places must lie in [1, {t}] (the places of a row), got {prompt_places}"
     )
+  if n == 0:
+    raise ValueError("decode needs at least one row; padding rows are not valid")
+  for x in jax.tree.leaves(rule):
+    if jnp.ndim(x) and len(x) != n:
+      raise ValueError(f"the rule has {len(x)} numbers, one a row, and there are {n} rows")
   split, stops = shards.split_of(rows.tokens), stops or Stops()
   parts = parts_of(policy, split)
   version, eos_ids = jnp.asarray(version, jnp.int32), jnp.asarray(eos_ids, jnp.int32)

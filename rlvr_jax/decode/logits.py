@@ -84,13 +84,14 @@ def truncate(z, rule: Truncation | None):
     z = jnp.where(rule.allowed, z, MASKED)
   order = _ordered(z)
   if rule.top_k is not None:
-    k = jnp.clip(per_row(rule.top_k), 1, z.shape[1])
+    k = per_row(rule.top_k)
+    k = jnp.where(k < 1, z.shape[1], jnp.minimum(k, z.shape[1]))
     t = _threshold(order, lambda keep: keep.sum(1) >= k)
     z = jnp.where(order >= t[:, None], z, MASKED)
   if rule.top_p is not None:
     p = jax.nn.softmax(z, axis=1)
     # A sum in float32 may stop short of 1: never ask for more than the whole.
-    mass = jnp.minimum(per_row(rule.top_p), p.sum(1))
+    mass = jnp.clip(per_row(rule.top_p), 1e-9, p.sum(1))  # at least the likeliest
     t = _threshold(order, lambda keep: jnp.where(keep, p, 0.0).sum(1) >= mass)
     z = jnp.where(order >= t[:, None], z, MASKED)
   if rule.min_p is not None:
@@ -124,12 +125,17 @@ def entropy(z):
 
 
 def _invert(mass, u):
-  """int32 [S]: first index at which the running sum of mass [S,C] passes u * total; its mass is not 0."""
+  """int32 [S]: first index of mass at which the running sum of mass [S,C] passes u * total.
+
+  A running sum is made in parallel and may move, even fall, by rounding where there is no mass: an index of
+  mass 0 is never taken, and the last one of mass stands for what rounding puts beyond it.
+  """
   running = jnp.cumsum(mass, axis=1)
   total = running[:, -1]
   aim = jnp.minimum(u * total, jnp.nextafter(total, 0.0))  # u * total may round up to total
-  index = (running <= aim[:, None]).sum(1)
-  return jnp.minimum(index, mass.shape[1] - 1).astype(jnp.int32)
+  hit = (running > aim[:, None]) & (mass > 0)
+  last = mass.shape[1] - 1 - jnp.argmax(jnp.flip(mass > 0, 1), 1)
+  return jnp.where(hit.any(1), jnp.argmax(hit, 1), last).astype(jnp.int32)
 
 
 def draw(uid, position, z):

@@ -97,7 +97,7 @@ def max_variance(*, share: Share = 0.25, within=None):
 
   Source: D3S, arXiv 2509.22115.
   """
-  within = within or all_tokens()
+  within = _deliberate(within or all_tokens())
   _check_share(share)
 
   def weigh(key, rows, advantage, knobs):
@@ -120,7 +120,7 @@ def top_tokens(*, share: Share = 0.2, within=None):
 
   Source: D3S, arXiv 2509.22115.
   """
-  within = within or all_tokens()
+  within = _deliberate(within or all_tokens())
   _check_share(share)
 
   def weigh(key, rows, advantage, knobs):
@@ -168,6 +168,16 @@ def _ceil(share, count):
 
 def _value(share, knobs):
   return share(knobs) if callable(share) else share
+
+
+def _deliberate(within):
+  """Raises ValueError if it drops tokens by chance, whose loss must be divided by every token."""
+  if traits.trait(within, "denominator", "kept") != "kept":
+    raise ValueError(
+      "within weighs tokens by inverse probabilities, and its loss is divided by 'every' token: what is "
+      "chosen among them would be divided by those that are kept. Take a weigh that drops tokens on purpose"
+    )
+  return within
 
 
 def _check_share(share):

@@ -6,13 +6,15 @@ keeps take segments or fixed masks and not the spans of packed trees, and a toke
 [D,C] (see core.types.KVCache), which no kept kernel does.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from rlvr_jax.core.types import Array
 
 
-def choose(dtype, size: int, length: int, softcap: float | None) -> str | None:
+def choose(dtype, size: int, length: int, softcap: float | None) -> Literal["cudnn"] | None:
   """The implementation of jax.nn.dot_product_attention to take for `Spans`; None: the plain form.
 
   Args:
@@ -27,7 +29,13 @@ def choose(dtype, size: int, length: int, softcap: float | None) -> str | None:
 
 
 def attend(
-  q: Array, k: Array, v: Array, sees: Array, *, scale: float, implementation: str
+  q: Array,
+  k: Array,
+  v: Array,
+  sees: Array,
+  *,
+  scale: float,
+  implementation: Literal["xla", "cudnn"],
 ) -> Array:
   """Attention of q [N,T,K,G,D] over k, v [N,T,K,D] where sees bool [N,T,T] says so: [N,T,K,G,D]."""
   rows, length, kv_heads, groups, size = q.shape

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.core.types import Array, Belief, BeliefModel
+from rlvr_jax.posterior.verdicts import counts
 
 
 class TrackerState(flax.struct.PyTreeNode):
@@ -61,7 +62,7 @@ def tracker(
     return TrackerState(a, strength - a)
 
   def update(state, tally):
-    n, s = tally.trials, tally.successes
+    n, s = counts(tally)
     left = keep**n
     # Sum of keep^0 ... keep^(n-1), shared out by the verdicts' mean.
     each = (1 - left) / (1 - keep) / jnp.maximum(n, 1.0) if keep < 1 else jnp.ones_like(n)
@@ -96,9 +97,10 @@ def average(*, keep: float = 0.9) -> BeliefModel:
     return AverageState(jnp.zeros(num_prompts, jnp.float32), jnp.zeros(num_prompts, jnp.int32))
 
   def update(state, tally):
-    share = tally.successes / jnp.maximum(tally.trials, 1.0)
+    trials, successes = counts(tally)
+    share = successes / jnp.maximum(trials, 1.0)
     moved = jnp.where(state.visits > 0, keep * state.mean + (1 - keep) * share, share)
-    visited = tally.trials > 0
+    visited = trials > 0
     return AverageState(jnp.where(visited, moved, state.mean), state.visits + visited)
 
   def belief(state, prompt_id):
@@ -141,12 +143,13 @@ def anchor(*, successes=None, trials=None, refresh: int = 0) -> BeliefModel:
     return AnchorState(counts[0], counts[1], jnp.zeros(num_prompts, jnp.int32))
 
   def update(state, tally):
-    visited = tally.trials > 0
+    trials, successes = counts(tally)
+    visited = trials > 0
     old = (state.visits >= refresh) if refresh else jnp.zeros_like(visited)
     renew = visited & (old | (state.trials == 0))
     return AnchorState(
-      jnp.where(renew, tally.trials, state.trials),
-      jnp.where(renew, tally.successes, state.successes),
+      jnp.where(renew, trials, state.trials),
+      jnp.where(renew, successes, state.successes),
       jnp.where(renew, 0, state.visits + visited),
     )
 

@@ -15,7 +15,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr_jax.core import table, traits
+from rlvr_jax.core import table, traits, types
 from rlvr_jax.core.types import Recipe
 from rlvr_jax.recipes import RECIPES
 
@@ -38,6 +38,18 @@ SLOTS = {
   "schedule": ("rlvr_jax.schedule",),
 }
 
+# What a slot holds, where that is no plain function.
+KINDS = {
+  "posterior": types.PromptPosterior,
+  "allocate": types.Allocator,
+  "condition": types.Condition,
+  "refill": types.Refill,
+  "replay": types.Replay,
+  "objective": types.Objective,
+  "control": types.Controller,
+  "schedule": types.Schedule,
+}
+
 
 def compose(
   name: str, args: Mapping[str, Any] | None = None, slots: Mapping[str, str] | None = None
@@ -54,10 +66,26 @@ def compose(
   for slot, text in (slots or {}).items():
     if slot not in SLOTS:
       raise table.unknown("slot", slot, SLOTS)
-    recipe = recipe._replace(**{slot: fill(slot, text)})
+    recipe = recipe._replace(**{slot: _of_kind(slot, text, fill(slot, text))})
   needed = traits.needs(recipe.advantage, recipe.weigh, recipe.objective)
   recipe = recipe._replace(annotate=tuple(dict.fromkeys((*recipe.annotate, *needed))))
   return traits.check(recipe)
+
+
+def _of_kind(slot: str, text: str, piece: Any) -> Any:
+  """The piece, if it is what the slot holds.
+
+  Raises:
+    ValueError: if it is something else, such as a part of what the slot holds.
+  """
+  kind = KINDS.get(slot)
+  if isinstance(piece, kind) if kind else callable(piece) and not isinstance(piece, tuple):
+    return piece
+  hint = ""
+  if slot == "posterior":
+    hint = "; a belief model needs an acquisition: scored(model=beta(), acquisition=variance())"
+  wanted = f"the slot's {kind.__name__}" if kind else "a function"
+  raise ValueError(f"{slot} = {text!r} makes a {type(piece).__name__}, not {wanted}{hint}")
 
 
 def fill(slot: str, text: str) -> Any:

@@ -8,8 +8,6 @@ to is not spent. By default the prompts of middling accuracy share the rest even
 a fixed number.
 """
 
-import jax.numpy as jnp
-
 from rlvr_jax.allocate import staged
 from rlvr_jax.core.types import Recipe, Refill
 from rlvr_jax.keep import choose
@@ -56,19 +54,15 @@ def pilot_commit(
     raise ValueError(f"rounds must be at least 1, got {rounds}")
   base = grpo(clip_low=clip_low, clip_high=clip_high, ddof=ddof, **options)
 
-  def stays(key, belief, knobs):
-    """1, or 0 for a prompt that was as good as solved."""
-    del key, knobs
-    return jnp.where((belief.evidence > 0) & (belief.mean >= evict), 0.0, 1.0)
-
   def select(key, candidates, num, knobs):
-    solved = candidates.score == 0
+    belief = candidates.belief
+    solved = (belief.evidence > 0) & (belief.mean >= evict)  # as good as
     enough = (~solved & ~candidates.taken).sum() >= num  # or there would be nothing to do
     skipped = candidates.visited | (solved & enough)
     return base.select(key, candidates.replace(visited=skipped), num, knobs)
 
   return base._replace(
-    posterior=acquisition.scored(latest(), stays),
+    posterior=acquisition.scored(latest(), acquisition.uniform()),
     select=select,
     allocate=staged.pilot_commit(pilot=pilot, commit=commit, low=low, high=high, widest=widest),
     choose=choose.committed(pilots=pilots_kept),

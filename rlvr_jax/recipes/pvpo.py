@@ -8,7 +8,6 @@ prompts that the reference never solved (they stay in, as they are), and the KL 
 that the reference is renewed prompt by prompt.
 """
 
-import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.advantage import anchored
@@ -51,17 +50,15 @@ def pvpo(
       counts = {name: file[name] for name in ("successes", "trials")}
   base = grpo(**options)
 
-  def unsolved(key, belief, knobs):
-    """1, or 0 for a prompt that the reference always solved."""
-    del key, knobs
-    return jnp.where((belief.mean == 1) & (belief.evidence >= sure), 0.0, 1.0)
-
   def select(key, candidates, num, knobs):
-    skipped = candidates.visited | (candidates.score == 0)
+    belief = candidates.belief
+    solved = (belief.mean == 1) & (belief.evidence >= sure)  # by the reference, always
+    enough = (~solved & ~candidates.taken).sum() >= num  # or there would be nothing to do
+    skipped = candidates.visited | (solved & enough)
     return base.select(key, candidates.replace(visited=skipped), num, knobs)
 
   return base._replace(
-    posterior=acquisition.scored(anchor(**counts, refresh=refresh), unsolved),
+    posterior=acquisition.scored(anchor(**counts, refresh=refresh), acquisition.uniform()),
     select=select,
     advantage=anchored.pvpo(scale=scale),
     aggregate=aggregate.sequence_mean_token_mean(),

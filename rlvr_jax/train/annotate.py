@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 
 from rlvr_jax.core import hosts
-from rlvr_jax.core.table import unknown
 from rlvr_jax.core.types import Packed, Policy, Recipe, Rows
 from rlvr_jax.train import pack
 from rlvr_jax.train.learn import READ_TOKENS, token_stats
@@ -53,7 +52,9 @@ def make_annotate(
     if name == OLD:
       continue
     if name not in models:
-      raise unknown("model that the recipe annotates with", name, models)
+      raise ValueError(
+        f"the recipe reads log-probs of the model {name!r}: say which it is, --set=models.{name}=PATH"
+      )
     size = models[name].policy.vocab_size
     if size != policy.vocab_size:
       raise ValueError(

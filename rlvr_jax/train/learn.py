@@ -261,7 +261,8 @@ def make_learn(
     )  # fmt: skip
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    params, opt_state = _apply(optimizer, grads, learner, finite)
+    # Without a token to learn from, momentum and decay have nothing to add either.
+    params, opt_state = _apply(optimizer, grads, learner, finite & (packed.num_bins > 0))
     entropy = masked.mean(rows.entropy, rows.loss_mask)
     feedback = Feedback(
       rows=rows,

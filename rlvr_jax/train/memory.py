@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import Packed, Policy
+from rlvr_jax.decode.decode import PLACES
 from rlvr_jax.models.spans import BLOCK
 from rlvr_jax.train.learn import bin_stats
 from rlvr_jax.train.pack import Layout
@@ -105,6 +106,14 @@ def kept(policy: Policy, packed: Packed, *, entropy: bool, read_tokens: int) -> 
   return plain + (size(pairs) * policy.config.num_layers // len(pairs) if pairs else 0)
 
 
+def own_places(new_tokens: int, num_places: int) -> int:
+  """Places of a slot's own cache once it holds so many tokens; see decode.decode."""
+  places = min(PLACES, num_places)
+  while places < new_tokens:
+    places = min(2 * places, num_places)
+  return places
+
+
 def plan(
   local: Policy,
   *,
@@ -144,7 +153,7 @@ def plan(
   cache = jax.eval_shape(
     lambda: (
       local.init_cache(prompts, prompt_places),
-      local.init_cache(share(slots), num_places),
+      local.init_cache(share(slots), own_places(num_places - prompt_places, num_places)),
     )
   )
   chunk = min(read_tokens, layout.bin_reads)

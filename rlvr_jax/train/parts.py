@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.records import Example, Task, Tokenizer
+from rlvr_jax.core.records import Example, Task, Texts, Tokenizer
 from rlvr_jax.core.types import Policy, PromptTable, Recipe, RunState
 from rlvr_jax.tasks.table import tokenise
 from rlvr_jax.train import debug
@@ -172,6 +172,7 @@ def _collect(
     sources=task.sources,
     scorer=scorer,
     offer=offer,
+    texts=Texts(prompts.examples, tokenizer),
   )
 
 

@@ -180,9 +180,10 @@ def candidates(score, **fields):
 
 def test_solved_prompts_are_not_piloted_again_while_there_are_others():
   select = pilot_commit.pilot_commit().select
-  out = select(KEY, candidates([1, 0, 1, 0, 1]), 3, {})
+  seen = lambda *mean: Belief(jnp.array(mean, jnp.float32), jnp.zeros(5), jnp.ones(5))
+  out = select(KEY, candidates([1] * 5, belief=seen(0.5, 1, 0, 1, 0.2)), 3, {})
   assert out.valid.all() and sorted(out.index.tolist()) == [0, 2, 4]
-  assert select(KEY, candidates([0, 0, 1, 0, 0]), 3, {}).valid.all()
+  assert select(KEY, candidates([1] * 5, belief=seen(1, 1, 0, 1, 1)), 3, {}).valid.all()
   model = latest()
   state = model.init(plain_table(3))
   tally = Tally(
@@ -269,3 +270,9 @@ def test_sgpo_phases(tmp_path):
   np.savez(path, successes=[9], trials=[8])
   with pytest.raises(ValueError, match="between 0 and trials"):
     sgpo.sgpo(profile=str(path))
+
+
+def test_pilots_that_leave_nothing_to_commit_are_refused():
+  with pytest.raises(ValueError, match="leaves nothing to commit"):
+    pilot_commit.pilot_commit(pilot=4).allocate.plan(3, 12)
+  assert sum(pilot_commit.pilot_commit(pilot=4).allocate.plan(3, 13)) == 13

@@ -104,3 +104,26 @@ def test_the_list_of_recipes():
   assert "Step-level Advantage Selection" in text.replace("Step-Level", "Step-level")
   with pytest.raises(ValueError, match="unknown recipe 'saz'"):
     __main__.main(["saz"])
+
+
+@pytest.mark.parametrize(
+  ("slot", "text", "match"),
+  [
+    (
+      "posterior",
+      "beta",
+      "makes a BeliefModel, not the slot.s PromptPosterior; a belief model needs",
+    ),
+    ("posterior", "variance", "not the slot.s PromptPosterior"),
+    ("allocate", "contrast", "not the slot.s Allocator"),
+    ("objective", "ppo", "not the slot.s Objective"),
+    ("refill", "Condition", "not the slot.s Refill"),
+    ("refill", "Refill(rounds=0)", "at least 1 round"),
+    ("rollout", "schedule", "not a function"),
+    ("control", "constant(temperature=-1.0)", "temperature must be positive"),
+    ("weigh", "max_variance(within=random_prefix())", "divided by 'every' token"),
+  ],
+)
+def test_what_does_not_belong_in_a_slot(slot, text, match):
+  with pytest.raises(ValueError, match=match):
+    compose("dps", {}, {slot: text})

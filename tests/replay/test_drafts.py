@@ -49,7 +49,7 @@ def _done(seeds, step, rng):
     behavior_logprobs=jnp.asarray(np.where(inside, -step - 0.5, 0), jnp.float32),
     response_mask=jnp.asarray(inside),
     length=jnp.asarray(length, jnp.int32),
-    status=jnp.asarray(np.where(rng.random(n) < 0.2, ERROR, EOS), jnp.int32),
+    status=jnp.asarray(np.where(rng.random(n) < 0.5, ERROR, EOS), jnp.int32),
   )
 
 

@@ -18,8 +18,8 @@ VOCAB, PROMPT, PLACES, END, TAIL = 5, 1, 21, 4, 2
 CUE, RATIOS = (3, 3), (0.25, 0.5, 0.75)
 POLICY = toy.table_policy(VOCAB, PLACES)
 PARAMS = POLICY.init(jax.random.key(0))
-# An end that is rare.
-PARAMS = {"table": PARAMS["table"].at[:, :, END].add(-2.0)}
+# An end that is rare, but that follows the second prompt at once.
+PARAMS = {"table": PARAMS["table"].at[:, :, END].add(-2.0).at[0, 1, END].set(99.0)}
 
 
 def _seeds():

@@ -163,7 +163,9 @@ def test_the_hidden_state_of_the_last_token_is_that_of_a_forward_by_itself():
   read = jax.jit(lambda p, r: reading.last_hidden(policy.hidden, policy.init_cache, p, r, wanted))
   got = read(params, rows)
   at = jnp.broadcast_to(jnp.arange(70, dtype=jnp.int32), (11, 70))
-  whole, _ = policy.hidden(params, tokens, at, at < length[:, None], policy.init_cache(11, 70))
+  whole, _ = jax.jit(policy.hidden)(
+    params, tokens, at, at < length[:, None], policy.init_cache(11, 70)
+  )
   expect = np.asarray(whole)[np.arange(11), np.asarray(length) - 1]
   np.testing.assert_allclose(got, np.where(wanted[:, None], expect, 0), atol=1e-5)
 
