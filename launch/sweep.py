@@ -146,6 +146,8 @@ def run_all(runs: Mapping[str, Any], workdir: Path, run: Callable[[Any, Path], A
   Args:
     run: (config, workdir of the run); launch.train.run.
   """
+  import jax
+
   from rlvr_jax.train.config import held, to_json
   from rlvr_jax.train.loop import Interrupted
 
@@ -162,6 +164,8 @@ def run_all(runs: Mapping[str, Any], workdir: Path, run: Callable[[Any, Path], A
     began = time.perf_counter()
     try:
       run(config, folder)
+      # XLA maps each program of a CPU several times, and Linux gives a process 65,530 maps.
+      jax.clear_caches()
     except Interrupted:
       raise
     except Exception as error:  # whatever it is, the other runs are worth having

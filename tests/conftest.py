@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests import toy
+
 # [N] + [N,T] is a bug here, never a broadcast.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -38,6 +40,12 @@ def _rank_promotion(request):
   else:
     with jax.numpy_rank_promotion("allow"):
       yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_maps():
+  yield
+  toy.spare_maps()
 
 
 @pytest.fixture(scope="module")

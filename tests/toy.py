@@ -15,6 +15,21 @@ from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import EOS, KILLED, KVCache, Policy, Rows
 
 
+def spare_maps(most: int = 20_000) -> None:
+  """Forgets what was compiled once it takes too many memory maps.
+
+  XLA maps each program for CPUs several times, and Linux gives a process 65,530 maps; beyond them, the
+  next program is a segmentation fault.
+  """
+  try:
+    with open("/proc/self/maps", "rb") as file:
+      num = sum(1 for _ in file)
+  except OSError:
+    return
+  if num > most:
+    jax.clear_caches()
+
+
 def rows(
   groups=None, rewards=None, masks=None, *, tokens=None, valid=None, prompt=1, **fields
 ) -> Rows:

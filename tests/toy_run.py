@@ -68,6 +68,7 @@ def wording(texts):
 
 def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=0) -> Run:
   """Trains `table_policy` on six prompts: three prompts and twelve rows a round."""
+  toy.spare_maps()
   policy = toy.table_policy(VOCAB, 2 + NEW)
   table = PromptTable(
     tokens=jnp.array([[a, b] for a in range(3) for b in range(2)], jnp.int32),

@@ -20,6 +20,7 @@ from rlvr_jax.train.config import Config
 
 SEEDS = 0, 1, 2
 TOKENS = 40_000
+PROMPTS = 192  # each is drawn about six times; what a belief knows of it pays from the second time on
 # name -> (recipe, arguments, slots filled otherwise)
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
   "grpo": ("grpo", {}, {}),
@@ -64,6 +65,7 @@ def get_sweep() -> dict[str, Config]:
       runs[f"{name.replace(' + ', '+')}-{seed}"] = Config(
         policy=f"runs/selection/start/{seed}",
         task="experiments.selection.task:mixed_difficulty",
+        task_args={"train_size": PROMPTS},
         recipe=recipe,
         recipe_args=args,
         slots=slots,
