@@ -64,7 +64,9 @@ def _defaults(factory) -> str:
     elif parameter.default is parameter.empty:
       parts.append(f"`{parameter.name}`")
     else:
-      parts.append(f"`{parameter.name}={parameter.default!r}`")
+      default = parameter.default
+      shown = default.__name__ if callable(default) else repr(default)
+      parts.append(f"`{parameter.name}={shown}`")
   return ", ".join(parts)
 
 

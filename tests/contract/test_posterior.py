@@ -20,7 +20,7 @@ OTHERS = acquisition, emission
 BELIEFS = toy.factories(*(m for m in toy.modules(package) if m not in OTHERS), variants=VARIANTS)
 LEARNING = [p for p in BELIEFS if "anchor" not in str(p.id)]  # an anchor stays on purpose
 # These read of one prompt in the verdicts of others, or in there being none.
-SPREADING = ("hierarchical", "hidden_markov", "fade_all")
+SPREADING = ("hierarchical", "hidden_markov", "logit_normal", "fade_all")
 LOCAL = [p for p in LEARNING if not any(name in str(p.id) for name in SPREADING)]
 ACQUISITIONS = toy.factories(acquisition)
 M = 5
