@@ -112,13 +112,14 @@ def pilot_commit(
   staged_ = topped_up(wants=wants, start=pilot)
 
   def plan(num_prompts, budget):
+    waves = staged_.plan(num_prompts, budget)
     least = pilot * num_prompts + max(commit, 1)
     if budget < least:
       raise ValueError(
         f"a budget of {budget} rows leaves nothing to commit after {pilot} pilots for each of {num_prompts} "
         f"prompts: raise budget to at least {least}, or lower recipe_args.pilot"
       )
-    return staged_.plan(num_prompts, budget)
+    return waves
 
   return staged_._replace(plan=plan)
 

@@ -35,7 +35,7 @@ verdicts = st.lists(st.integers(0, 1), min_size=32, max_size=32)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-@pytest.mark.parametrize("budget", [16, 21])
+@pytest.mark.parametrize("budget", [18, 21])
 def test_allocations(factory, budget, request):
   allocator = factory()
   name = request.node.callspec.id.partition(".")[2].partition("(")[0]
