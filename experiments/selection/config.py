@@ -20,7 +20,9 @@ from rlvr_jax.train.config import Config
 
 SEEDS = 0, 1, 2
 TOKENS = 40_000
-PROMPTS = 192  # each is drawn about six times; what a belief knows of it pays from the second time on
+PROMPTS = (
+  192  # each is drawn about six times; what a belief knows of it pays from the second time on
+)
 # name -> (recipe, arguments, slots filled otherwise)
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
   "grpo": ("grpo", {}, {}),
