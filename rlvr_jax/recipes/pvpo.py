@@ -11,6 +11,7 @@ that the reference is renewed prompt by prompt.
 import numpy as np
 
 from rlvr_jax.advantage import anchored
+from rlvr_jax.core.profile import load
 from rlvr_jax.core.types import Recipe
 from rlvr_jax.objective import aggregate
 from rlvr_jax.posterior import acquisition
@@ -43,11 +44,8 @@ def pvpo(
     raise ValueError(f"sure must be at least 1, got {sure}")
   counts = {}
   if profile:
-    with np.load(profile) as file:
-      absent = {"successes", "trials"} - set(file.files)
-      if absent:
-        raise ValueError(f"{profile} lacks the arrays {sorted(absent)}")
-      counts = {name: file[name] for name in ("successes", "trials")}
+    successes, trials = load(profile)
+    counts = {"successes": successes, "trials": trials}
   base = grpo(**options)
 
   def select(key, candidates, num, knobs):
