@@ -8,7 +8,6 @@ prompts that the reference never solved (they stay in, as they are), and the KL 
 that the reference is renewed prompt by prompt.
 """
 
-
 from rlvr_jax.advantage import anchored
 from rlvr_jax.core.profile import load
 from rlvr_jax.core.types import Recipe
