@@ -1,5 +1,6 @@
 """Meshes by name, and which mesh axis each logical axis is laid along."""
 
+import functools
 import math
 import re
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from rlvr_jax.core import hosts, sharding, table
 from rlvr_jax.core.types import Learner, Policy, RunState
 from rlvr_jax.models.convert import Place, on_default_device
+from rlvr_jax.train.learn import Apart
 from rlvr_jax.train.loop import Placement
 
 # What a mesh axis shards: rows over data and fsdp; parameters over fsdp, heads and mlp over tensor.
@@ -77,8 +79,23 @@ class Placed(NamedTuple):
   leaf: Place  # puts a parameter where its logical axes say, while it is loaded
 
 
-def place(name: str) -> Placed:
-  """The mesh and how the trainer lays its data out on it."""
+def place(name: str, rollout_devices: int = 0) -> Placed:
+  """The mesh and how the trainer lays its data out on it.
+
+  Args:
+    rollout_devices: devices beside those of the mesh that make the rollouts, each a part of the rows with
+      all parameters; 0: those of the mesh do.
+
+  Raises:
+    ValueError: as make_mesh does, if devices are too few, or if several processes would share them.
+  """
+  placed = _place(name)
+  if not rollout_devices:
+    return placed
+  return placed._replace(placement=_rollouts_beside(placed, rollout_devices))
+
+
+def _place(name: str) -> Placed:
   mesh = make_mesh(name)
   lanes = mesh.shape["data"] * mesh.shape["fsdp"]
   if mesh.size == 1:
@@ -100,7 +117,53 @@ def place(name: str) -> Placed:
     sharding.check(array, where, axes)
     return hosts.put(array, where)
 
-  return Placed(mesh, Placement(rows, state, learner, lanes), leaf)
+  placement = Placement(rows=rows, state=state, learner=learner, lanes=lanes, apart=_apart(mesh))
+  return Placed(mesh, placement, leaf)
+
+
+def _apart(mesh: Mesh) -> Apart | None:
+  """The devices along the data axis: none holds a share of another's parameters.
+
+  Not beside a tensor axis: XLA (of jaxlib 0.10) aborts when, inside such a part, it splits the lookup in an
+  embedding that lies along two axes.
+  """
+  if mesh.shape["data"] == 1 or mesh.shape["tensor"] > 1:
+    return None
+
+  def lay(lanes):
+    return jax.lax.with_sharding_constraint(lanes, PartitionSpec("fsdp"))
+
+  return Apart(mesh.shape["data"], functools.partial(sharding.each_part, mesh, "data"), lay)
+
+
+def _rollouts_beside(placed: Placed, num: int) -> Placement:
+  """The placement, with rollouts on the `num` devices that follow those of the mesh."""
+  mesh, placement, devices = placed.mesh, placed.placement, jax.devices()
+  if jax.process_count() > 1:
+    raise ValueError("rollout_devices needs a single process, which has all devices")
+  if mesh.size + num > len(devices):
+    raise ValueError(
+      f"rollout_devices = {num} beside a mesh of {mesh.size} need {mesh.size + num} devices, this machine "
+      f"has {len(devices)} ({devices[0].platform})"
+    )
+  devices = devices[mesh.size : mesh.size + num]
+  side = jax.make_mesh((num,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+  along = NamedSharding(side, PartitionSpec("data"))
+  everywhere, back = (NamedSharding(one, PartitionSpec()) for one in (side, mesh))
+
+  def rollout_rows(tree):
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, along), tree)
+
+  def state(run: RunState, policy: Policy) -> RunState:
+    run = placement.state(run, policy)
+    return run.replace(collector=jax.device_put(run.collector, everywhere))
+
+  return placement._replace(
+    rollout_rows=rollout_rows,
+    push=lambda tree: jax.device_put(tree, everywhere),
+    hand=lambda tree: jax.device_put(tree, back),
+    state=state,
+  )
 
 
 def place_state(run: RunState, policy: Policy, mesh: Mesh) -> RunState:

@@ -1,6 +1,5 @@
 """Whole training steps on the toy policy: collect and learn, without files, tokenizer or processes."""
 
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,10 @@ from rlvr_jax.train.optimizers import adam, scaled, with_rate
 from rlvr_jax.train.state import init_state
 from tests import toy
 
-VOCAB, END, NUM_PROMPTS, PROMPTS, BUDGET, NEW = 4, 3, 6, 3, 12, 3
+VOCAB, END, PROMPTS, BUDGET, NEW = 4, 3, 3, 12, 3
+QUESTIONS = [[a, b] for a in range(3) for b in range(2)]
+LENGTHS = [2, 2, 1, 2, 2, 1]  # of QUESTIONS; what is behind is padding
+NUM_PROMPTS = len(QUESTIONS)
 
 
 class Step(NamedTuple):
@@ -56,9 +58,7 @@ def always_wrong(prompt_ids, texts):
 def wording(texts):
   """Hints of one token, which the policy writes after 0 1."""
   del texts
-  prompts = [
-    [a, b][: 1 + (i % 3 != 2)] for i, (a, b) in enumerate(itertools.product(range(3), range(2)))
-  ]
+  prompts = [ids[:n] for ids, n in zip(QUESTIONS, LENGTHS)]
   return Wording(
     ask=lambda i, levels: [0, 1],
     read=lambda ids, levels: [ids[:1]] * levels,
@@ -66,13 +66,19 @@ def wording(texts):
   )
 
 
+def solve_rate(params) -> float:
+  """The chance that `starts_with_zero` holds, mean over the prompts: exact, whatever was drawn."""
+  ends = [(n - 1, ids[n - 1]) for ids, n in zip(QUESTIONS, LENGTHS)]
+  return float(np.mean([jax.nn.softmax(params["table"][at])[0] for at in ends]))
+
+
 def run(recipe: Recipe, steps: int, *, verify=starts_with_zero, rate=0.05, seed=0) -> Run:
   """Trains `table_policy` on six prompts: three prompts and twelve rows a round."""
   toy.spare_maps()
   policy = toy.table_policy(VOCAB, 2 + NEW)
   table = PromptTable(
-    tokens=jnp.array([[a, b] for a in range(3) for b in range(2)], jnp.int32),
-    length=jnp.array([2, 2, 1, 2, 2, 1], jnp.int32),
+    tokens=jnp.array(QUESTIONS, jnp.int32),
+    length=jnp.array(LENGTHS, jnp.int32),
     source=jnp.zeros(NUM_PROMPTS, jnp.int32),
   )
   optimizer = with_rate(scaled(adam(b2=0.999), recipe.step_scale), rate)

@@ -91,3 +91,23 @@ def spread(sharding: NamedSharding, shape: Sequence[int], axis: str) -> NamedSha
 def rows_sharding(mesh: Mesh, rules: AxisRules) -> NamedSharding:
   """For arrays whose first axis is rows; a pytree prefix for Rows."""
   return NamedSharding(mesh, spec(("rows",), rules))
+
+
+def each_part(mesh: Mesh, axis: str, function):
+  """function(whole, part) run by each part of the devices, D of them along a mesh axis, on its own.
+
+  Arrays of `part` have a leading axis that D divides; each part is given its share of them, and results
+  are stacked [D,...]. Nothing is exchanged along the axis; over the others the compiler splits the work.
+  """
+
+  def local(whole, part):
+    return jax.tree.map(lambda x: x[None], function(whole, part))
+
+  return jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(PartitionSpec(), PartitionSpec(axis)),
+    out_specs=PartitionSpec(axis),
+    axis_names={axis},
+    check_vma=False,
+  )

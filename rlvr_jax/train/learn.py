@@ -7,7 +7,8 @@ nothing is computed twice. The number of bins in use is a run-time number; no ba
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +31,44 @@ class Prepared(NamedTuple):
   wanted: jax.Array  # bool [N,T], tokens the model must be run for
 
 
+class Apart(NamedTuple):
+  """Parts of the devices that go through their bins on their own, and add up their gradients once a step."""
+
+  num: int  # divides the lanes
+  each: Callable[..., Any]  # of function(whole, part): see core.sharding.each_part
+  constrain: Callable[..., Any]  # as that of make_learn, inside a part
+
+
+BINS = "tokens", "position", "stop", "source", "target", "temperature", "num_reads"
+
+
+def bins_of(packed: Packed, first, num: int) -> Packed:
+  """Bins [first, first + num) alone; `place` and `row_bin` are counted from there."""
+  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, num)
+  return _counted_from(packed.replace(**{name: cut(getattr(packed, name)) for name in BINS}), first)
+
+
+def _counted_from(packed: Packed, first) -> Packed:
+  place = packed.place - first * packed.source.shape[1]
+  return packed.replace(place=place, row_bin=packed.row_bin - first)
+
+
 def bin_stats(
-  policy: Policy, params, packed: Packed, first, lanes: int, *, entropy: bool, read_tokens: int,
-  constrain,
-) -> TokenStats:  # fmt: skip
-  """TokenStats of the rows in bins [first, first + lanes); 0 for all other rows."""
-  cut = lambda x: constrain(jax.lax.dynamic_slice_in_dim(x, first, lanes))
-  tokens, source = cut(packed.tokens), cut(packed.source)
-  view = Spans(cut(packed.stop))
+  policy: Policy, params, packed: Packed, *, entropy: bool, read_tokens: int, constrain
+) -> TokenStats:
+  """TokenStats of the rows in these bins, computed side by side; 0 for all other rows."""
+  tokens, source = constrain(packed.tokens), constrain(packed.source)
+  view = Spans(constrain(packed.stop))
   everywhere = jnp.ones(tokens.shape, bool)
-  hidden, _ = policy.hidden(params, tokens, cut(packed.position), everywhere, view)
+  hidden, _ = policy.hidden(params, tokens, constrain(packed.position), everywhere, view)
   hidden = constrain(jnp.take_along_axis(hidden, source[:, :, None], 1))
   logits = functools.partial(policy.logits, params)
   reads = read(
-    logits, hidden, cut(packed.target), cut(packed.temperature), cut(packed.num_reads).max(),
-    entropy=entropy, chunk=read_tokens,
+    logits, hidden, constrain(packed.target), constrain(packed.temperature),
+    constrain(packed.num_reads).max(), entropy=entropy, chunk=read_tokens,
   )  # fmt: skip
-  local = packed.place - first * source.shape[1]
-  local = jnp.where(local < 0, source.size, local)  # a negative index would count from the end
-  return jax.tree.map(lambda x: x.reshape(-1).at[local].get(mode="fill", fill_value=0.0), reads)
+  place = jnp.where(packed.place < 0, source.size, packed.place)  # would count from the end
+  return jax.tree.map(lambda x: x.reshape(-1).at[place].get(mode="fill", fill_value=0.0), reads)
 
 
 def read(
@@ -142,7 +162,7 @@ def token_stats(
   def body(carry):
     first, stats = carry
     one = bin_stats(
-      policy, params, packed, first, lanes, entropy=entropy, read_tokens=read_tokens,
+      policy, params, bins_of(packed, first, lanes), entropy=entropy, read_tokens=read_tokens,
       constrain=constrain,
     )  # fmt: skip
     return first + lanes, jax.tree.map(jnp.add, stats, one)
@@ -158,7 +178,7 @@ def _nothing(shape, entropy: bool) -> TokenStats:
 
 def loss_and_grads(
   policy, recipe, params, frozen, rows, packed, prepared, knobs, *, lanes: int = 1,
-  read_tokens: int = READ_TOKENS, constrain=lambda lanes: lanes,
+  read_tokens: int = READ_TOKENS, constrain=lambda lanes: lanes, apart: Apart | None = None,
 ):  # fmt: skip
   """The loss of the batch, its gradient with respect to `params` alone, and TokenStats on the way.
 
@@ -168,29 +188,47 @@ def loss_and_grads(
   _, denominator = recipe.aggregate(prepared.advantage, prepared.weight, rows)
   scale = 1.0 / jnp.maximum(denominator, 1e-8)
   entropy = recipe.objective.needs_entropy
+  lay = apart.constrain if apart else constrain
 
-  def bin_loss(params, first):
-    here = (packed.row_bin >= first) & (packed.row_bin < first + lanes)
+  def bin_loss(params, bins, frozen, rows, prepared, knobs, scale):
+    here = (bins.row_bin >= 0) & (bins.row_bin < len(bins.tokens))
     mine = rows.replace(valid=rows.valid & here)
     read = mine.replace(response_mask=prepared.wanted)
     stats = bin_stats(
-      policy, {**params, **frozen} if frozen else params, packed, first, lanes, entropy=entropy,
-      read_tokens=read_tokens, constrain=constrain,
+      policy, {**params, **frozen} if frozen else params, bins, entropy=entropy,
+      read_tokens=read_tokens, constrain=lay,
     )  # fmt: skip
     loss, _ = recipe.objective.loss(stats, read, prepared.advantage, knobs)
     numerator, _ = recipe.aggregate(loss, prepared.weight, mine)
     return numerator * scale, stats
 
+  def grads_of(whole, part):
+    """((loss, stats), grads) of the bins of one part."""
+    params, bins, *rest = whole
+    of_bins, index = part
+    bins = _counted_from(bins.replace(**of_bins), index[0])
+    return jax.value_and_grad(bin_loss, has_aux=True)(params, bins, *rest)
+
+  run = apart.each(grads_of) if apart else grads_of
+
   def body(carry):
     first, loss, grads, stats = carry
-    (one, new), g = jax.value_and_grad(bin_loss, has_aux=True)(params, first)
+    bins = bins_of(packed, first, lanes)
+    part = {name: getattr(bins, name) for name in BINS}, jnp.arange(lanes, dtype=jnp.int32)
+    whole = params, bins, frozen, rows, prepared, knobs, scale
+    (one, new), g = run(whole, part)
+    if apart:
+      one, new = jax.tree.map(lambda x: x.sum(0), (one, new))
     grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, g)
     return first + lanes, loss + one, grads, jax.tree.map(jnp.add, stats, new)
 
-  zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+  parts = (apart.num,) if apart else ()
+  zeros = jax.tree.map(lambda p: jnp.zeros((*parts, *p.shape), jnp.float32), params)
   none = _nothing(rows.tokens.shape, entropy)
   start = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), zeros, none
   _, loss, grads, stats = jax.lax.while_loop(lambda c: c[0] < packed.num_bins, body, start)
+  if apart:
+    grads = jax.tree.map(lambda g: g.sum(0), grads)
   seen = rows.replace(valid=rows.valid & (packed.row_bin >= 0), response_mask=prepared.wanted)
   return loss, grads, stats, seen
 
@@ -207,6 +245,7 @@ def make_learn(
   read_tokens: int = READ_TOKENS,
   lanes: int = 1,
   constrain=lambda rows: rows,
+  apart: Apart | None = None,
   settle=lambda learner: learner,
   frozen=None,
 ):
@@ -220,8 +259,9 @@ def make_learn(
     num_prompts: M, for the bookings by prompt.
     bin_tokens: see pack.layout.
     read_tokens: tokens of a lane whose logits exist at a time, see `read`.
-    lanes: bins computed side by side; the number of devices along the data axis.
+    lanes: bins computed side by side; the number of devices that rows are laid along.
     constrain: lays arrays of rows, or of lanes, over the devices inside jitted functions.
+    apart: parts of the devices whose gradients meet once a step and not once a bin.
     settle: lays the new learner over the devices, inside jit.
     frozen: dict of params that the policy reads beside the learner's and that nothing trains.
 
@@ -257,7 +297,7 @@ def make_learn(
     rows = constrain(rows)
     loss, grads, stats, seen = loss_and_grads(
       policy, recipe, learner.params, frozen, rows, packed, prepared, knobs, lanes=lanes,
-      read_tokens=read_tokens, constrain=constrain,
+      read_tokens=read_tokens, constrain=constrain, apart=apart,
     )  # fmt: skip
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)

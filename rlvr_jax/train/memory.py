@@ -15,7 +15,7 @@ from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import Packed, Policy
 from rlvr_jax.decode.decode import PLACES
 from rlvr_jax.models.spans import BLOCK
-from rlvr_jax.train.learn import bin_stats
+from rlvr_jax.train.learn import bin_stats, bins_of
 from rlvr_jax.train.pack import Layout
 
 
@@ -86,7 +86,7 @@ def kept(policy: Policy, packed: Packed, *, entropy: bool, read_tokens: int) -> 
 
   def saved(params, packed):
     options = {"entropy": entropy, "read_tokens": read_tokens, "constrain": lambda lanes: lanes}
-    run = lambda p: bin_stats(policy, p, packed, 0, 1, **options)
+    run = lambda p: bin_stats(policy, p, bins_of(packed, 0, 1), **options)
     return jax.vjp(run, params)[1]
 
   params = jax.eval_shape(policy.init, jax.random.key(0))

@@ -19,7 +19,7 @@ from rlvr_jax.train.config import Config
 from rlvr_jax.train.critic import attach, make_baseline
 from rlvr_jax.train.evaluate import make_evaluate, stop_rules
 from rlvr_jax.train.forms import Forms, make_forms
-from rlvr_jax.train.learn import make_learn
+from rlvr_jax.train.learn import Apart, make_learn
 from rlvr_jax.train.offer import Offer
 from rlvr_jax.train.rewards import Scorer
 from rlvr_jax.train.state import init_state, make_optimizer, make_schedule
@@ -29,10 +29,14 @@ class Placement(NamedTuple):
   """Where things live; see launch.meshes. The default is one device."""
 
   rows: Any = staticmethod(lambda rows: rows)  # constrains row arrays inside jitted functions
+  rollout_rows: Any = None  # the same where batches are collected; None: as `rows`
+  push: Any = staticmethod(lambda tree: tree)  # puts what the sampler reads on its devices
+  hand: Any = staticmethod(lambda tree: tree)  # puts what was collected on those that learn
   state: Any = staticmethod(lambda state, policy: state)  # puts a RunState on the devices
   # Lays a learner's new state over the devices, inside jitted functions.
   learner: Any = staticmethod(lambda learner, policy: learner)
   lanes: int = 1  # learner bins computed side by side
+  apart: Apart | None = None  # see train.learn
 
 
 class PromptSet(NamedTuple):
@@ -57,6 +61,8 @@ class Parts(NamedTuple):
   offer: Offer | None  # the stream of prompts, if there is one
   num_prompts: int
   updates: int  # a step
+  push: Callable[[Any], Any]  # of the placement
+  hand: Callable[[Any], Any]
 
   def offered(self) -> np.ndarray | None:
     """Where the stream of prompts is."""
@@ -115,7 +121,7 @@ def make_parts(
   num_prompts = len(prompts.examples)
   reader = forms.learner  # not `forms`: that holds the parameters
   learn = make_learn(
-    reader, recipe, optimizer, num_prompts=num_prompts, **sizes, **reads,
+    reader, recipe, optimizer, num_prompts=num_prompts, **sizes, **reads, apart=placement.apart,
     settle=lambda learner: placement.learner(learner, reader),
   )  # fmt: skip
   begin, finish = learn.begin, learn.finish
@@ -150,6 +156,8 @@ def make_parts(
     offer,
     num_prompts,
     recipe.updates,
+    placement.push,
+    placement.hand,
   )
   return parts, state
 
@@ -168,7 +176,7 @@ def _collect(
     max_new_tokens=config.max_new_tokens,
     eos_ids=tokenizer.eos_ids,
     stops=stop_rules(config.stop_strings, tokenizer),
-    constrain=placement.rows,
+    constrain=placement.rollout_rows or placement.rows,
     sources=task.sources,
     scorer=scorer,
     offer=offer,

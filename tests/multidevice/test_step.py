@@ -74,7 +74,7 @@ def _parts(mesh):
   learn = make_learn(
     POLICY, recipe, optimizer, num_rows=BUDGET, num_places=collect.num_places,
     num_prompts=len(TASK.train), bin_tokens=16, lanes=placement.lanes, constrain=placement.rows,
-    settle=lambda learner: placement.learner(learner, POLICY),
+    settle=lambda learner: placement.learner(learner, POLICY), apart=placement.apart,
   )  # fmt: skip
   evaluate = make_evaluate(
     POLICY, "heldout", HELD, ["copy"] * len(HELD.length),
@@ -158,22 +158,13 @@ def test_t67_a_device_whose_rows_are_all_masked():
   assert one.metrics[0]["policy/grad_norm"] > 0
 
 
-def test_logits_stay_on_the_devices_that_made_them():
-  """The head's vocabulary is over two devices, its width over two more, and the lanes over four.
-
-  What travels with a dimension of the vocabulary is a parameter or its gradient: each device makes the
-  logits of its own lane, for its own half of the vocabulary. The lookup of the embedding apart, no device
-  ever holds a whole vocabulary.
-  """
-  vocab, embed = 112, 32  # found in no other shape
-  policy = decoder(
-    tiny(vocab, num_layers=1, embed_dim=embed, mlp_dim=64, num_heads=4, head_dim=8, tied=False)
-  )
-  placement = meshes.place("2x2x2").placement
+def _moved(policy, mesh):
+  """(dimensions of an array, its line of the compiled text) of all that devices exchange in an update."""
+  placement = meshes.place(mesh).placement
   recipe, optimizer = grpo(), optax.adamw(1e-2)
   learn = make_learn(
     policy, recipe, optimizer, num_rows=16, num_places=20, num_prompts=4, bin_tokens=256,
-    read_tokens=16, lanes=placement.lanes, constrain=placement.rows,
+    read_tokens=16, lanes=placement.lanes, constrain=placement.rows, apart=placement.apart,
   )  # fmt: skip
   state = init_state(
     recipe, optimizer, policy.init(jax.random.key(0)), table=plain_table(4), num_places=8, seed=0
@@ -192,12 +183,36 @@ def test_logits_stay_on_the_devices_that_made_them():
     found = re.search(rf"= (.*?) (?:{kinds})(?:-start)?\(", line)
     for shape in re.findall(r"\[([\d,]+)\]", found[1]) if found else ():
       moved.append(({int(d) for d in shape.split(",")}, line))
+  return moved
+
+
+def test_logits_stay_on_the_devices_that_made_them():
+  """The head's vocabulary is over two devices, its width over two more, and the lanes over four.
+
+  What travels with a dimension of the vocabulary is a parameter or its gradient: each device makes the
+  logits of its own lane, for its own half of the vocabulary. The lookup of the embedding apart, no device
+  ever holds a whole vocabulary.
+  """
+  vocab, embed = 112, 32  # found in no other shape
+  policy = decoder(
+    tiny(vocab, num_layers=1, embed_dim=embed, mlp_dim=64, num_heads=4, head_dim=8, tied=False)
+  )
+  moved = _moved(policy, "2x2x2")
   assert any(vocab // 2 in dims for dims, _ in moved)  # the head's gradient, at least
   for dims, line in moved:
     if vocab // 2 in dims:
       assert dims <= {vocab // 2, embed, embed // 2}, line
     if vocab in dims:
       assert dims <= {vocab, embed, embed // 2} and "logits" not in line, line
+
+
+def test_gradients_meet_once_a_step_and_not_once_a_bin():
+  """On devices along the data axis; no loop of an update exchanges anything of a weight's width."""
+  mlp = 72  # found in no other shape
+  policy = decoder(tiny(24, num_layers=1, embed_dim=32, mlp_dim=mlp, num_heads=4, head_dim=8))
+  weights = [line for dims, line in _moved(policy, "8x1x1") if mlp in dims or mlp // 8 in dims]
+  assert weights
+  assert not any("while/body" in line for line in weights), weights
 
 
 def test_parameters_lie_where_the_mesh_says():
