@@ -3,7 +3,9 @@
 import os
 import random
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before JAX starts
+# Before JAX starts. Tests compile for seconds what then runs for milliseconds: it need not be optimised.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
 
 import hypothesis
 import jax

@@ -6,9 +6,8 @@ schedule, the pool of the tokens and the denominator are not printed and are our
 the policy that sampled.
 """
 
-import jax.numpy as jnp
-
-from rlvr_jax.core.types import Controller, Recipe
+from rlvr_jax.control.ramp import ramp
+from rlvr_jax.core.types import Recipe
 from rlvr_jax.keep import weigh
 from rlvr_jax.objective import aggregate
 from rlvr_jax.recipes.grpo import grpo
@@ -43,32 +42,16 @@ def d3s(
   ends = (rows_start, rows_end, tokens_start, tokens_end)
   if not all(0 < share <= 1 for share in ends):
     raise ValueError(f"shares of rows and tokens must lie in (0, 1], got {ends}")
-  if ramp_steps < 1:
-    raise ValueError(f"ramp_steps must be at least 1, got {ramp_steps}")
   base = grpo(**options)
-  shares = {"rows_share": (rows_start, rows_end), "tokens_share": (tokens_start, tokens_end)}
+  control = ramp(
+    base=base.control, knob="rows_share", start=rows_start, end=rows_end, steps=ramp_steps
+  )
+  control = ramp(
+    base=control, knob="tokens_share", start=tokens_start, end=tokens_end, steps=ramp_steps
+  )
   rows = weigh.max_variance(share=lambda knobs: knobs["rows_share"])
   return base._replace(
     weigh=weigh.top_tokens(share=lambda knobs: knobs["tokens_share"], within=rows),
     aggregate=aggregate.token_mean(over=aggregate.kept),
-    control=ramp(base.control, shares, ramp_steps),
-  )
-
-
-def ramp(base: Controller, ends, steps: int) -> Controller:
-  """The knobs of `base`, and for each name of `ends` one that goes linearly from start to end."""
-
-  def value(state):
-    done, rest = state
-    part = jnp.minimum(done.astype(jnp.float32) / steps, 1.0)
-    return base.value(rest) | {name: a + (b - a) * part for name, (a, b) in ends.items()}
-
-  def update(state, feedback):
-    done, rest = state
-    return done + 1, base.update(rest, feedback)
-
-  return Controller(
-    init=lambda num_prompts: (jnp.zeros((), jnp.int32), base.init(num_prompts)),
-    value=value,
-    update=update,
+    control=control,
   )

@@ -8,10 +8,9 @@ length to 1) and the phases by step counts (the paper goes by validation accurac
 right response of earlier steps.
 """
 
-import jax.numpy as jnp
-
 from rlvr_jax.advantage.group import group_mean
-from rlvr_jax.core.types import Controller, Recipe
+from rlvr_jax.control.ramp import stairs
+from rlvr_jax.core.types import Recipe
 from rlvr_jax.posterior import acquisition
 from rlvr_jax.posterior.tracker import average
 from rlvr_jax.recipes.grpo import grpo
@@ -46,6 +45,8 @@ def soft_compression(
   """
   if accuracy_steps < 0 or compression_steps < 0:
     raise ValueError(f"steps must be at least 0, got {accuracy_steps} and {compression_steps}")
+  phases = [(0.0, accuracy_steps), (1.0, compression_steps)]
+  phases = [(on, steps) for on, steps in phases if steps]
   base = grpo(**options)
   reward = compression(
     mastery=mastery, slack=slack, penalty=penalty, known=known, knob="compression"
@@ -54,22 +55,10 @@ def soft_compression(
     posterior=acquisition.scored(average(), acquisition.uniform()),
     reward=reward,
     advantage=group_mean(floor=0.1),
-    control=phases(base.control, accuracy_steps, compression_steps),
+    control=stairs(
+      base=base.control,
+      knob="compression",
+      values=[on for on, _ in phases] + [0.0 if compression_steps else 1.0],
+      steps=[steps for _, steps in phases],
+    ),
   )
-
-
-def phases(base: Controller, accuracy: int, compression: int) -> Controller:
-  """The knobs of `base` and "compression": 0, then 1 for some steps (0: for good), then 0."""
-
-  def init(table):
-    return base.init(table), jnp.zeros((), jnp.int32)
-
-  def value(state):
-    step = state[1]
-    on = (step >= accuracy) & ((step < accuracy + compression) | (compression == 0))
-    return dict(base.value(state[0])) | {"compression": on.astype(jnp.float32)}
-
-  def update(state, feedback):
-    return base.update(state[0], feedback), state[1] + 1
-
-  return Controller(init, value, update)
