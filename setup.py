@@ -46,6 +46,7 @@ setup(
     "absl-py",
     "einops",
     "flax",
+    "fsspec",  # workdirs in object stores
     "gguf",
     "grain",
     "huggingface_hub",
@@ -69,6 +70,7 @@ setup(
     "math": MATH,  # answers in LaTeX: MATH, and verifier="math"
     "parity": PARITY,  # tests against the reference implementations of the models
     "notebooks": NOTEBOOKS,
+    "gcs": ["gcsfs"],  # --workdir=gs://...
     "wandb": ["wandb"],
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],

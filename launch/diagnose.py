@@ -14,6 +14,7 @@ from absl import app, flags
 
 from rlvr_jax.recipes import RECIPES
 from rlvr_jax.train.health import WINDOW, Finding, Rule, Watch
+from rlvr_jax.train.mirror import reading
 from rlvr_jax.train.plots import Run, read_run
 
 
@@ -80,8 +81,9 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
   try:
-    print(report(examine(read_run(flags.FLAGS.workdir))))
-  except (ValueError, OSError) as error:
+    with reading(flags.FLAGS.workdir) as folder:
+      print(report(examine(read_run(folder))))
+  except (ValueError, ImportError, OSError) as error:
     if os.environ.get("RLVR_TRACEBACK"):
       raise
     sys.exit(f"error: {error}")

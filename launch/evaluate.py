@@ -3,6 +3,7 @@
 python -m launch.evaluate --policy=runs/quickstart --samples=16
 python -m launch.evaluate --policy=smollm2-135m --task=gsm8k --samples=16 --max_new_tokens=256
 python -m launch.evaluate --compare=runs/a/evaluation --compare=runs/b/evaluation --plot=both.png
+python -m launch.evaluate --policy=smollm2-135m --task=gsm8k --samples=8 --profile=runs/gsm8k.npz
 
 A policy is a name, a folder of Hugging Face safetensors, a .gguf file, a hub id, the workdir of a run (its
 newest checkpoint, or else its export), or a folder in a run's checkpoints. A run brings its own task,
@@ -11,8 +12,13 @@ lengths and temperature.
 In --out: completions.jsonl (every completion with its verdict), evaluation.json (avg@n, pass@k and maj@k with
 95 % bootstrap intervals over prompts; of all prompts, each source, each difficulty; lengths) and
 pass_at_k.png. The same command writes the same files.
+
+With --profile the TRAINING prompts are sampled instead, and how many of each prompt's completions were right
+is all that is written: what the recipes pvpo and sgpo read as their `profile`. Give it the task, the lengths
+and `long_prompts` of the run that will read it, so that its prompt table is the same.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -51,6 +57,7 @@ def define_flags():
   flags.DEFINE_string(
     "out", None, "Folder to write. Default: WORKDIR/evaluation, or runs/evaluation."
   )
+  flags.DEFINE_string("profile", None, "File to write the solve rates of the training prompts to.")
   flags.DEFINE_multi_string("compare", [], "Folder that an evaluation wrote; drawn, not run.")
   flags.DEFINE_string("plot", None, "Picture of pass@k. Default: pass_at_k.png in --out.")
 
@@ -199,7 +206,9 @@ def evaluate(config, out, *, run=None, label=None):
   from rlvr_jax.tasks import TASKS
   from rlvr_jax.tasks.pool import VerifierPool
   from rlvr_jax.train import evaluate as lib
+  from rlvr_jax.train import mirror
 
+  out = mirror.local(out)
   placed = meshes.place(config.mesh)
   task = table.build("task", config.task, TASKS, config.task_args)
   if not task.evals:
@@ -218,7 +227,6 @@ def evaluate(config, out, *, run=None, label=None):
     "resamples": lib.RESAMPLES,
     "sets": {},
   }
-  out = Path(out)
   try:
     out.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -247,6 +255,41 @@ def evaluate(config, out, *, run=None, label=None):
   return found
 
 
+def profile(config, path, *, run=None) -> None:
+  """Writes how many of each training prompt's completions are right, see core.profile.
+
+  Args:
+    config: of the evaluation, see build_config; `eval_prompts` is not heeded.
+    run: the run whose parameters are wanted, else those of config.policy.
+  """
+  import numpy as np
+
+  from launch import meshes
+  from rlvr_jax.core import profile as profiles
+  from rlvr_jax.tasks import TASKS
+  from rlvr_jax.tasks.pool import VerifierPool
+
+  try:  # before the work is done, not after it
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f"cannot write {path}: {error}") from error
+  placed = meshes.place(config.mesh)
+  task = table.build("task", config.task, TASKS, config.task_args)
+  config = dataclasses.replace(config, eval_prompts=max(len(task.train), 1))
+  loaded = open_policy(config, run, task.tokenizer, placed.leaf)
+  prompts = _prompts(loaded.tokenizer, task, "train", task.train, config)
+  with VerifierPool(task.verify, config.verifier_workers, config.verifier_seconds) as pool:
+    responses = _respond(config, loaded, placed, prompts, pool, 0)
+  successes = np.array([sum(one.verdict.correct for one in row) for row in responses])
+  trials = np.array([len(row) for row in responses])
+  profiles.save(path, successes, trials)
+  rate = successes / trials
+  print(
+    f"{len(rate)} prompts, {config.eval_samples} samples each: {(rate == 0).mean():.0%} never solved, "
+    f"{(rate == 1).mean():.0%} always, {rate.mean():.3f} in the mean\nwritten: {path}"
+  )
+
+
 class _Prompts(NamedTuple):
   name: str
   table: Any  # core.types.PromptTable
@@ -270,8 +313,8 @@ def _prompts(tokenizer, task, name, examples, config):
   return _Prompts(name, prompts, [some[i] for i in kept])
 
 
-def _respond(config, loaded, placed, prompts, pool, number, file):
-  """The responses to one set, written to a file as they come."""
+def _respond(config, loaded, placed, prompts, pool, number, file=None):
+  """The responses to one set, written to a file, if there is one, as they come."""
   from rlvr_jax.train import evaluate as lib
 
   respond = lib.make_respond(
@@ -291,7 +334,7 @@ def _respond(config, loaded, placed, prompts, pool, number, file):
   responses, told = [], time.monotonic()
   for example, row in zip(prompts.examples, respond(loaded.params), strict=True):
     responses.append(row)
-    for one in lib.records(prompts.name, row, example):
+    for one in lib.records(prompts.name, row, example) if file else ():
       file.write(json.dumps(one, ensure_ascii=False) + "\n")
     if time.monotonic() - told > 30:
       print(f"{prompts.name}: {len(responses)} of {len(prompts.examples)} prompts", flush=True)
@@ -319,8 +362,11 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
   given = flags.FLAGS
-  if given.policy is None and not given.compare:
+  if given.policy is None and (given.profile or not given.compare):
     raise app.UsageError("--policy=... is needed, or --compare=FOLDER")
+  useless = [name for name in ("prompts", "out", "compare", "plot") if given[name].value]
+  if given.profile and useless:
+    raise app.UsageError(f"--profile takes all training prompts: --{useless[0]} has no place there")
   from rlvr_jax.train import plots
   from rlvr_jax.train.evaluate import PLOT_FILE
 
@@ -331,9 +377,12 @@ def main(argv):
       run = find_run(given.policy)
       short = [f"{key}={given[f].value}" for f, key in _SHORT.items() if given[f].value is not None]
       config = build_config(given.policy, run, given.config, [*short, *(given["set"].value or [])])
-      out = Path(given.out or (run.workdir / "evaluation" if run else Path("runs") / "evaluation"))
+      if given.profile:
+        profile(config, given.profile, run=run)
+        return
+      out = given.out or (run.workdir / "evaluation" if run else "runs/evaluation")
       reports[given.policy] = evaluate(config, out, run=run, label=given.policy)
-      picture = picture or out / PLOT_FILE
+      picture = picture or Path(out) / PLOT_FILE
     print(f"pass@k: {plots.pass_at_k(reports, picture or PLOT_FILE)}")
   except KeyboardInterrupt:
     print("stopped; nothing that an evaluation had written before is changed")

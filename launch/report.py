@@ -7,6 +7,7 @@ Curves of all runs along steps, tokens or seconds; warnings; the token ledger; l
 rates of rollouts; completions to search; the config. --png draws the same numbers as pictures.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from launch import diagnose
 from rlvr_jax.core import ledger
 from rlvr_jax.train import plots
 from rlvr_jax.train.health import Finding
+from rlvr_jax.train.mirror import local, reading, writing
 from rlvr_jax.train.records import clip, read_completions
 
 REPORT_FILE = "report.html"
@@ -337,15 +339,18 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}; options are --name=value")
   given = flags.FLAGS
-  workdirs = [given.workdir, *given.compare]
+  out = given.out or os.path.join(given.workdir, REPORT_FILE)
   try:
-    out = Path(given.out or Path(given.workdir) / REPORT_FILE)
-    notes = write_report(workdirs, out)
-    print(f"written: {out}, {out.stat().st_size / 1e6:.1f} MB", *notes, sep="\n")
-    if given.png:
-      paths = plots.save_pictures(read_runs(workdirs), given.png, along=given.along)
-      print(f"written: {len(paths)} pictures in {given.png}")
-  except (ValueError, OSError) as error:
+    with contextlib.ExitStack() as opened:
+      workdirs = [opened.enter_context(reading(one)) for one in (given.workdir, *given.compare)]
+      with writing(out) as file:
+        notes = write_report(workdirs, file)
+        size = file.stat().st_size / 1e6
+      print(f"written: {out}, {size:.1f} MB", *notes, sep="\n")
+      if given.png:
+        paths = plots.save_pictures(read_runs(workdirs), local(given.png), along=given.along)
+        print(f"written: {len(paths)} pictures in {given.png}")
+  except (ValueError, ImportError, OSError) as error:
     if os.environ.get("RLVR_TRACEBACK"):
       raise
     sys.exit(f"error: {error}")

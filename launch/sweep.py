@@ -7,6 +7,7 @@ python -m launch.sweep --config=experiments/smoke/config.py --set=steps=50 --wor
 A sweep file has get_sweep() -> {name: Config}; a grid is every combination of its values, applied to the
 config. Each run has the workdir WORKDIR/<name>, where launch.train could go on with it. The same command
 again leaves finished runs alone and resumes the others; one that fails is reported and the rest go on.
+Ctrl-C and SIGTERM save the runs that are going on, and end the sweep.
 Several processes (--processes, or the same command started on several machines) share the runs out.
 
 The table, on the screen and in WORKDIR/table.md and table.json, has one line for the runs that differ in
@@ -148,7 +149,7 @@ def run_all(runs: Mapping[str, Any], workdir: Path, run: Callable[[Any, Path], A
   """
   import jax
 
-  from rlvr_jax.train.config import held, to_json
+  from rlvr_jax.train.config import InUse, to_json
   from rlvr_jax.train.loop import Interrupted
 
   failed = []
@@ -157,15 +158,15 @@ def run_all(runs: Mapping[str, Any], workdir: Path, run: Callable[[Any, Path], A
     if finished(folder, config):
       print(f"{where}: finished before")
       continue
-    if held(folder):
-      print(f"{where}: another process has it")
-      continue
     print(f"\n{where}", flush=True)
     began = time.perf_counter()
     try:
       run(config, folder)
       # XLA maps each program of a CPU several times, and Linux gives a process 65,530 maps.
       jax.clear_caches()
+    except InUse:
+      print(f"{where}: another process has it")
+      continue
     except Interrupted:
       raise
     except Exception as error:  # whatever it is, the other runs are worth having
@@ -188,17 +189,30 @@ def finished(folder: Path, config) -> bool:
 
 
 def spread(processes: int, workdir: Path) -> list[str]:
-  """Runs this command in so many processes, which take runs as they come; their output goes to files."""
+  """Runs this command in so many processes, which take runs as they come; their output goes to files.
+
+  Raises:
+    Interrupted: after Ctrl-C or SIGTERM, which the processes were told of, once they have ended.
+  """
+  from rlvr_jax.train.loop import Interrupted
+
   command = [sys.executable, "-m", "launch.sweep", *sys.argv[1:], "--processes=1"]
   workdir.mkdir(parents=True, exist_ok=True)
   children, failed = [], []
   with contextlib.ExitStack() as opened:
     for i in range(processes):
       log = opened.enter_context(open(workdir / f"process_{i}.log", "w"))
-      children.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+      # In a session of its own it hears Ctrl-C once, from here.
+      child = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+      )
+      children.append(child)
       print(f"process {i}: {log.name}", flush=True)
+    heard = []
 
     def pass_on(number, frame):
+      heard.append(number)
+      print("\nstopping after the steps that are running; once more to stop at once", flush=True)
       for child in children:
         child.send_signal(number)
 
@@ -210,6 +224,8 @@ def spread(processes: int, workdir: Path) -> list[str]:
     finally:
       for number, handler in old.items():
         signal.signal(number, handler)
+  if heard:
+    raise Interrupted("stopped")
   return failed
 
 
@@ -317,11 +333,12 @@ def main(argv):
     raise app.UsageError("--workdir=FOLDER is needed: it holds a folder for each run")
   logging.set_verbosity(logging.WARNING)
   from rlvr_jax.train.loop import Interrupted
+  from rlvr_jax.train.mirror import local
 
   try:
-    failed = _sweep(values, Path(values.workdir))
-  except Interrupted as stopped:
-    print(f"{stopped}; the same command goes on with the sweep")
+    failed = _sweep(values, local(values.workdir))
+  except (Interrupted, KeyboardInterrupt) as stopped:
+    print(f"{stopped or 'stopped'}; the same command goes on with the sweep", flush=True)
     sys.exit(130)
   except (ValueError, ImportError) as error:
     if os.environ.get("RLVR_TRACEBACK"):

@@ -3,6 +3,9 @@
 python -m launch.train --config=experiments/quickstart/config.py --workdir=runs/quickstart
 python -m launch.train --policy=tiny --task=arithmetic --steps=200 --workdir=runs/tiny
 
+A workdir in a bucket, --workdir=gs://bucket/run (pip install gcsfs), is a copy of a folder of this machine,
+renewed with every checkpoint; see rlvr_jax.train.mirror.
+
 Several processes, on one machine or many, run the same command; the workdir is a folder that all of them
 see, and the mesh uses the devices of all. TPU pods and SLURM say by themselves who is who:
 
@@ -37,7 +40,9 @@ _CONFIG = flags.DEFINE_string(
 _SET = flags.DEFINE_multi_string(
   "set", [], "key=value, e.g. recipe_args.clip_high=0.28, recipe.advantage=rloo; repeatable."
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; a second start resumes it.")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder of the run, here or in a bucket (gs://...); a second start resumes it."
+)
 _SHORT = {
   name: flags.DEFINE_string(name, None, f"Short for --set={name}=...")
   for name in ("policy", "task", "recipe", "mesh", "steps", "seed")
@@ -94,8 +99,11 @@ def use_compile_cache():
   """Keeps every compiled program in the folder that the flags name, if they do."""
   import jax
 
-  if _COMPILE_CACHE.value:
-    jax.config.update("jax_compilation_cache_dir", os.path.abspath(_COMPILE_CACHE.value))
+  from rlvr_jax.train.mirror import is_remote
+
+  if folder := _COMPILE_CACHE.value:
+    where = folder if is_remote(folder) else os.path.abspath(folder)
+    jax.config.update("jax_compilation_cache_dir", where)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -136,9 +144,12 @@ def run(config, workdir, *, profile=range(0), dump=None):
   from rlvr_jax.train import config as configs
   from rlvr_jax.train import loop, plots
   from rlvr_jax.train.checkpoint import Checkpointer
+  from rlvr_jax.train.mirror import working
 
   with contextlib.ExitStack() as held:
-    hosts.first(lambda: held.enter_context(configs.hold_workdir(workdir)))
+    workdir, mirror = hosts.first(
+      lambda: held.enter_context(working(workdir, hold=configs.hold_workdir))
+    )
     built = _build(config)
     workdir = hosts.first(lambda: configs.claim_workdir(workdir, config))
     print(f"{configs.to_json(config)}config {configs.digest(config)}")
@@ -149,7 +160,7 @@ def run(config, workdir, *, profile=range(0), dump=None):
     outcome = loop.train(
       config, loaded.policy, params.pop(), loaded.tokenizer, built.recipe, built.task, workdir,
       rewards=built.rewards, models=built.models, placement=built.placement, profile=profile,
-      dump=dump,
+      dump=dump, mirror=mirror,
     )  # fmt: skip
     if hosts.is_first() and configs.METRICS_FILE in os.listdir(workdir):
       plots.reward_curve(workdir / configs.METRICS_FILE, workdir / "reward_curve.png")
@@ -161,14 +172,16 @@ def run(config, workdir, *, profile=range(0), dump=None):
 
 def replay(config, workdir, step: int, *, learn_only: bool) -> bool:
   """Runs a step again from its dump; prints what came of it. Returns whether it was the same."""
-  from rlvr_jax.train import loop
+  from rlvr_jax.train import debug, loop
+  from rlvr_jax.train.mirror import reading
 
   built = _build(config)
   params, loaded = _begin(config, built, warm=built.needs_start)
-  metrics = loop.replay(
-    config, loaded.policy, params.pop(), loaded.tokenizer, built.recipe, built.task, workdir, step,
-    learn_only=learn_only, rewards=built.rewards, models=built.models, placement=built.placement,
-  )  # fmt: skip
+  with reading(workdir, debug.DUMPS) as folder:
+    metrics = loop.replay(
+      config, loaded.policy, params.pop(), loaded.tokenizer, built.recipe, built.task, folder, step,
+      learn_only=learn_only, rewards=built.rewards, models=built.models, placement=built.placement,
+    )  # fmt: skip
   for name, value in sorted(metrics.items()):
     print(f"{name:<32}{value:>14.6g}")
   same = metrics["same_batch"] and metrics["same_update"]
@@ -198,7 +211,7 @@ def _build(config) -> _Built:
   from rlvr_jax.train.annotate import Model
   from rlvr_jax.train.rewards import reward_functions
 
-  placed = meshes.place(config.mesh)
+  placed = meshes.place(config.mesh, config.rollout_devices)
   recipe = compose(config.recipe, config.recipe_args, config.slots)
   if config.debug == "mock":
     mock = {"mock": "rlvr_jax.train.debug:mock_rollout"}

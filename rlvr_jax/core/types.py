@@ -450,6 +450,7 @@ class RunState(flax.struct.PyTreeNode):
   baseline: Any = ()  # of a baseline that learns: see Recipe.baseline
   frozen: Any = None  # uint32: models.lora.fingerprint of weights that are read and not trained
   offered: Any = None  # host int64 [1], where the stream of prompts is; None: there is none
+  verifier: Any = None  # host int64, what became of verifications so far: tasks.pool.COUNTERS
   queue: tuple[
     Queued, ...
   ] = ()  # batches that lie ready, the next one first: Schedule.ahead of them

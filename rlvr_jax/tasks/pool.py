@@ -17,6 +17,7 @@ from typing import Any
 from rlvr_jax.core.records import Example, Verdict
 from rlvr_jax.tasks import worker as worker_module
 
+COUNTERS = ("verified", "timeout", "crashed", "memory", "forked", "error", "restarts")
 _MAX_CHUNK = 64  # items in a message
 _START_SECONDS = 120.0
 _START = (
@@ -45,8 +46,8 @@ class VerifierPool:
     rule "error: <message>"  verify raised, or returned no Verdict
 
   `counters` counts these outcomes ("timeout", "crashed", "memory", "forked", "error", and "verified"
-  for the rest), "restarts" of processes, and "messages" sent to them. Items travel up to 64 to a
-  message, yet each is timed by itself, from the reply to the one before it.
+  for the rest) and "restarts" of processes, which are COUNTERS, and "messages" sent to them. Items
+  travel up to 64 to a message, yet each is timed by itself, from the reply to the one before it.
 
   Calls may come from any thread; one runs at a time. An exception in a call (Ctrl-C) kills the
   processes that are busy, and the next call starts new ones. Processes end with `close`, with the

@@ -2,17 +2,19 @@
 
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from rlvr_jax.core import hosts
 from rlvr_jax.core.types import RunState
 from rlvr_jax.train.config import CHECKPOINTS, Config, from_json, refuse_another, to_json
+from rlvr_jax.train.mirror import Mirror, local
 
 _BEST_FILE = "best.json"
 _TEMPORARY = "orbax-checkpoint-tmp"  # in the names of what orbax has not finished
@@ -28,20 +30,27 @@ class Checkpointer:
   """Keeps the newest checkpoints of a run, and the best, in workdir/checkpoints.
 
   A checkpoint is complete or absent: orbax writes to a temporary folder and renames it. Older ones go
-  once a newer one is complete. The folder may be on any file system that orbax writes to (gs://...).
+  once a newer one is complete.
   """
 
-  def __init__(self, workdir: str | os.PathLike, *, keep: int, config: Config | None = None):
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    *,
+    keep: int,
+    config: Config | None = None,
+    mirror: Mirror | None = None,
+  ):
     """Opens the folder, and clears away what a process that was killed has left half done.
 
     Args:
       workdir: the run's folder, which no other process writes to.
       keep: how many of the newest are kept, at least 1.
       config: of the run; saved along, and compared before anything is restored.
+      mirror: of the workdir; copies each checkpoint that is complete.
     """
-    folder = epath.Path(workdir) / CHECKPOINTS
-    self._folder = folder if "://" in os.fspath(workdir) else folder.resolve()
-    self._keep, self._config = keep, config
+    self._folder = (local(workdir) / CHECKPOINTS).resolve()
+    self._keep, self._config, self._mirror = keep, config, mirror
     self._saving: int | None = None
     self._best: dict[str, Any] | None = None  # of the last evaluation that was the best so far
     hosts.first(self._clear)
@@ -50,7 +59,7 @@ class Checkpointer:
   def _clear(self) -> None:
     for path in self._folder.iterdir() if self._folder.exists() else ():
       if _TEMPORARY in path.name or path.name.endswith(_REMOVED):
-        path.rmtree()
+        shutil.rmtree(path)
 
   def _open(self) -> ocp.CheckpointManager:
     # Without the handler, a manager that has saved nothing itself cannot read what there is.
@@ -88,6 +97,14 @@ class Checkpointer:
     else:
       self._saving = step
 
+  def poll(self) -> None:
+    """Has a checkpoint copied to the mirror once it is complete: before the next one is due."""
+    mirror = self._mirror
+    if mirror is None or mirror.busy() or self._saving is None:
+      return
+    if not self._manager.is_saving_in_progress():
+      self._settle()
+
   def finish(self) -> None:
     """Waits for the save that was begun.
 
@@ -108,7 +125,11 @@ class Checkpointer:
     step, self._saving = self._saving, None
     if self._best and self._best["step"] == step:
       hosts.first(lambda: _write(self._folder / _BEST_FILE, json.dumps(self._best) + "\n"))
+    if self._mirror is not None:
+      self._mirror.settle()  # it may be copying what is removed now
     self._prune()
+    if self._mirror is not None:
+      self._mirror.push()
     return None
 
   def _failed(self, error: Exception) -> str:
@@ -132,7 +153,7 @@ class Checkpointer:
       for step in old:
         path = self._folder / f"{step}{_REMOVED}"
         (self._folder / str(step)).rename(path)  # so that half of one never has the name of a whole
-        path.rmtree()
+        shutil.rmtree(path)
 
     if old:
       hosts.first(remove)
@@ -197,7 +218,7 @@ class Checkpointer:
       for step in steps:
         name = f"{step}{_DAMAGED}"
         if (self._folder / name).exists():
-          (self._folder / name).rmtree()
+          shutil.rmtree(self._folder / name)
         (self._folder / str(step)).rename(self._folder / name)
 
     if steps:
@@ -286,8 +307,8 @@ def _template(x):
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
-def _write(path: epath.Path, text: str) -> None:
-  temporary = path.parent / f"{path.name}.{_TEMPORARY}"
+def _write(path: Path, text: str) -> None:
+  temporary = path.with_name(f"{path.name}.{_TEMPORARY}")
   temporary.write_text(text)
   temporary.replace(path)
 

@@ -53,6 +53,7 @@ RESUMABLE = (
   "export",
   "prompt_cache",
   "mesh",  # sums round otherwise on another number of devices; the run is the same
+  "rollout_devices",
 )
 
 
@@ -114,6 +115,7 @@ class Config:
   offload_models: bool = False  # other policies than the one trained wait in host memory
   remat: str = "none"  # what the backward pass makes again: none, dots (all but products), full
   mesh: str = "cpu1"  # name in launch.meshes
+  rollout_devices: int = 0  # more devices, which make the rollouts; 0: those of the mesh do, >= 0
 
   # Supervised steps on reference answers before the first rollout.
   warm_start_steps: int = 0  # >= 0
@@ -198,7 +200,7 @@ def validate(config: Config) -> None:
   check(
     "warmup_steps weight_decay bin_tokens warm_start_steps eval_every eval_temperature"
     " sample_every num_samples_shown record_completions checkpoint_every checkpoint_minutes"
-    " max_generated_tokens",
+    " max_generated_tokens rollout_devices",
     ">= 0",
     lambda v: v >= 0,
   )
@@ -533,12 +535,17 @@ def _rows_of(workdir: Path) -> bool:
   return file.exists() and file.stat().st_size > 0
 
 
+class InUse(ValueError):
+  """Another process holds the workdir."""
+
+
 @contextlib.contextmanager
 def hold_workdir(path: str | os.PathLike):
   """Holds the workdir for this process, to the end of the block or of the process, however it ends.
 
   Raises:
-    ValueError: if another process holds it, or it cannot be written.
+    InUse: if another process holds it.
+    ValueError: if it cannot be written.
   """
   path = Path(path)
   try:
@@ -551,26 +558,13 @@ def hold_workdir(path: str | os.PathLike):
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
       file.seek(0)
-      raise ValueError(
+      raise InUse(
         f"{path} is in use by process {file.read().strip() or '?'}; wait for it, or use another workdir"
       ) from error
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
     yield
-
-
-def held(path: str | os.PathLike) -> bool:
-  """Whether a process holds the workdir."""
-  file = Path(path) / ".lock"
-  if not file.exists():
-    return False
-  with file.open("a+") as opened:
-    try:
-      fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      return True
-  return False
 
 
 def _field_of(change: str) -> str:

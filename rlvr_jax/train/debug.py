@@ -20,7 +20,9 @@ from rlvr_jax.core.types import EOS, LENGTH, OPEN, Learner, Rows, RunState, Tall
 from rlvr_jax.decode.decode import DecodeCounts
 from rlvr_jax.train.checkpoint import Checkpointer
 from rlvr_jax.train.collect import Batch
+from rlvr_jax.train.mirror import local
 
+DUMPS = "dumps"
 _BATCH_FILE = "batch.npz"
 _AFTER_FILE = "after.json"
 
@@ -96,7 +98,7 @@ def no_learning(learner: Learner, baseline, rows: Rows, *rest):
 
 
 def folder(workdir: str | os.PathLike, step: int) -> Path:
-  return Path(workdir) / "dumps" / str(step)
+  return local(workdir) / DUMPS / str(step)
 
 
 def dump_before(workdir: str | os.PathLike, state: RunState) -> None:

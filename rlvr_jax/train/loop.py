@@ -17,7 +17,7 @@ from rlvr_jax.core import hosts, ledger
 from rlvr_jax.core.records import Example, Task, Tokenizer
 from rlvr_jax.core.table import unknown
 from rlvr_jax.core.types import Params, Policy, Recipe, RunState
-from rlvr_jax.tasks.pool import VerifierPool
+from rlvr_jax.tasks.pool import COUNTERS, VerifierPool
 from rlvr_jax.train import debug
 from rlvr_jax.train.annotate import Model
 from rlvr_jax.train.checkpoint import Checkpointer, Due
@@ -32,10 +32,11 @@ from rlvr_jax.train.metrics import (
   before_after_table,
   read_metrics,
 )
-from rlvr_jax.train.overlap import make_turn, schedule_of
+from rlvr_jax.train.mirror import Mirror, local
 from rlvr_jax.train.parts import Parts, Placement, make_parts, prompt_sets
 from rlvr_jax.train.records import Records, Rollout
 from rlvr_jax.train.rewards import RewardFunction, Scorer
+from rlvr_jax.train.turn import collect, learn, make_turn, sampler_of, schedule_of
 
 
 class Interrupted(Exception):
@@ -69,7 +70,7 @@ class _Desk(NamedTuple):
   trace: "_Trace"
   clock: "Clock"
   examples: list[Example]
-  scorer: Scorer
+  pool: VerifierPool
 
 
 def train(
@@ -86,6 +87,7 @@ def train(
   placement: Placement = Placement(),  # noqa: B008 (a NamedTuple of constants)
   profile: range = range(0),
   dump: int | None = None,
+  mirror: Mirror | None = None,
 ) -> Outcome:
   """Trains to the end, or resumes the newest checkpoint of the workdir and trains on.
 
@@ -96,6 +98,7 @@ def train(
     models: the policies that the recipe annotates with; "reference" is `params` unless it is given.
     profile: steps of which a JAX trace is written to workdir/trace.
     dump: a step to keep for `replay`.
+    mirror: of the workdir, a folder here; has a copy of it whenever a checkpoint is complete.
 
   Writes metrics.jsonl (one object a step: what step s collected and learned, and, as eval/..., what the
   parameters before its update scored; the last object holds the final evaluation), rollouts.jsonl and
@@ -107,7 +110,7 @@ def train(
     OSError: if the last checkpoint could not be written.
     ValueError: for sizes that do not fit each other, before anything is computed.
   """
-  workdir = Path(workdir)
+  workdir = local(workdir)
   clock = Clock()
   handed = [params]
   del params  # taken over
@@ -121,7 +124,9 @@ def train(
     CompileCounter() as compiled,
     Writers(workdir, loggers, json.loads(to_json(config))) as writers,
     _records(config, workdir) as records,
-    Checkpointer(workdir, keep=config.keep_checkpoints, config=config) as checkpoints,
+    Checkpointer(
+      workdir, keep=config.keep_checkpoints, config=config, mirror=mirror
+    ) as checkpoints,
     _StopSignals() as stop,
     _Trace(workdir, profile) as trace,
   ):
@@ -143,23 +148,25 @@ def train(
     with Progress(config.steps, start=start) as progress:
       desk = _Desk(
         workdir, writers, records, watch, checkpoints, progress, compiled, stop, trace, clock,
-        examples, scorer,
+        examples, pool,
       )  # fmt: skip
       clock.lap("setup")
-      turn = make_turn(parts, schedule, state) if schedule else None
-      state, first = _steps(config, parts, state, desk, dump, turn)
+      turn = make_turn(parts, schedule, state)
+      state, first = _steps(config, parts, turn, state, desk, dump)
       before = first or before
       # Saved before the last evaluation: a resumed run does that again, and books it once.
       checkpoints.save(state)
-      after, state = parts.evaluate(state) if config.eval_every else ({}, state)
-      if after:
-        step = int(state.learner.step)
-        progress.print(_eval_line(step, after))
-        writers.write(step, after | _ledger_metrics(state.ledger))
+      after: dict[str, float] = {}
+      if config.eval_every:
+        after, state = _evaluate(parts, state, desk)
+        writers.write(int(state.learner.step), after | _totals(state))
       checkpoints.finish()
+      if any(hosts.gather(stop.requested)):  # else a sweep would go on with its next run
+        raise Interrupted("stopped after the last step; the same command ends the run")
     if before and after:
       print(f"\n{before_after_table(before, after)}")
-    print(f"{compiled.count} compilations; verifier: {dict(pool.counters)}")
+    counted = {name: n for name, n in zip(COUNTERS, state.verifier.tolist(), strict=True) if n}
+    print(f"{compiled.count} compilations; verifier: {counted}")
     return Outcome(state, parts.forms.merged(state.learner.params), before, after)
 
 
@@ -172,8 +179,13 @@ def _resume(
   ahead: int,
 ) -> RunState:
   """The newest state of the run, or the one given; metrics of later steps are forgotten."""
+  # Arrays that are restored are bound to their devices. Programs differ in that, and a run that goes on
+  # should find those that it compiled when it began.
+  state = jax.tree.map(
+    lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state
+  )
   if checkpoints.latest() is not None:
-    state = checkpoints.restore(state.replace(queue=(parts.collect.empty(),) * ahead))
+    state = checkpoints.restore(state.replace(queue=(parts.hand(parts.collect.empty()),) * ahead))
     print(f"resumed from step {int(state.learner.step)}")
   if parts.offer is not None:
     parts.offer.seek(state.offered)
@@ -184,7 +196,7 @@ def _resume(
   return state
 
 
-def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int | None, turn=None):
+def _steps(config: Config, parts: Parts, turn, state: RunState, desk: _Desk, dump: int | None):
   """Trains until the steps or the tokens are used up; (state, evaluation before step 0 if there was one)."""
   due = Due(steps=config.checkpoint_every, minutes=config.checkpoint_minutes)
   first: dict[str, float] = {}
@@ -194,20 +206,18 @@ def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int
     desk.trace.at(step)
     evaluated: dict[str, float] = {}
     if config.eval_every and step % config.eval_every == 0:
-      evaluated, state = _evaluate(config, parts, state, desk)
+      evaluated, after = _evaluate(parts, state, desk)
+      # Without what this evaluation is booked with: a run that resumes here makes it again.
+      _offer(config, state, evaluated, desk)
+      state = after
       first = evaluated if step == 0 else first
     desk.clock.lap("eval" if evaluated else "records")
     if step == dump:
       debug.dump_before(desk.workdir, state)
     generated = int(state.ledger["generated"].sum())
-    if turn is None:
-      state, batch, spent = collect(parts, state)
-      desk.clock.lap("rollout", **spent)
-      state, learned, finite = learn(parts, state, batch)
-      desk.clock.lap("learn")
-    else:  # what the learner does meanwhile is no time of its own
-      state, batch, learned, finite, spent = turn(state)
-      desk.clock.lap("learn", **spent)
+    state, batch, learned, finite, spent = turn(state)
+    state = _counted(state, desk.pool)
+    desk.clock.lap("learn", **spent)  # of what overlaps with collecting, only what is left
     if step == dump:
       debug.dump_after(desk.workdir, step, batch, state)
     generated = int(state.ledger["generated"].sum()) - generated
@@ -230,49 +240,29 @@ def _steps(config: Config, parts: Parts, state: RunState, desk: _Desk, dump: int
       raise Interrupted(f"stopped after step {step}; the same command resumes from there")
     if any(now for _, now in heard):
       desk.checkpoints.save(state)
+    desk.checkpoints.poll()
     desk.clock.lap("checkpoint")
   return state, first
 
 
-def collect(parts: Parts, state: RunState) -> tuple[RunState, Batch, dict[str, float]]:
-  """The first half of a step: (state, batch, seconds of its phases)."""
-  learner = state.learner
-  collector, batch, books, seconds = parts.collect(
-    parts.forms.rollout(learner.params),
-    learner.step,
-    learner.control,
-    state.collector,
-    state.ledger,
-  )
-  state = state.replace(collector=collector, ledger=books, offered=parts.offered())
-  return state, batch, seconds
-
-
-def learn(parts: Parts, state: RunState, batch: Batch) -> tuple[RunState, dict[str, float], bool]:
-  """The second half of a step: (state, metrics, whether all was finite). It takes the state's arrays over."""
-  collector = state.collector
-  key = jax.random.wrap_key_data(collector.key)
-  rows = parts.annotate(state.learner.params, batch.rows)
-  learner, baseline, metrics, booked = parts.learn(
-    state.learner, state.baseline, rows, batch.tally, collector.epoch, key
-  )
-  # A row whose logits are not finite has no tokens, so that the loss never hears of it.
-  finite = metrics.pop("finite") and batch.metrics.get("completion/error_frac", 0) < 1
-  state = state.replace(
-    learner=learner, ledger=ledger.book(state.ledger, booked), baseline=baseline
-  )
-  return state, metrics, finite
-
-
-def _evaluate(config: Config, parts: Parts, state: RunState, desk: _Desk):
-  evaluated, after = parts.evaluate(state)
+def _evaluate(parts: Parts, state: RunState, desk: _Desk) -> tuple[dict[str, float], RunState]:
+  evaluated, state = parts.evaluate(state)
   desk.progress.print(_eval_line(int(state.learner.step), evaluated))
+  return evaluated, _counted(state, desk.pool)
+
+
+def _offer(config: Config, state: RunState, evaluated: dict[str, float], desk: _Desk) -> None:
+  """Keeps the state if it is the best so far, where the config asks for that."""
   if config.keep_best:
     if config.keep_best not in evaluated:
       raise unknown("metric in keep_best", config.keep_best, evaluated)
-    # Without the tokens of this evaluation: a run that resumes here makes it again.
     desk.checkpoints.offer(state, config.keep_best, evaluated[config.keep_best])
-  return evaluated, after
+
+
+def _counted(state: RunState, pool: VerifierPool) -> RunState:
+  """The state with what the verifier's pools counted since the last call."""
+  mine = np.array([pool.counters.pop(name, 0) for name in COUNTERS], np.int64)
+  return state.replace(verifier=state.verifier + np.sum(hosts.gather(mine), 0))
 
 
 def _run_metrics(
@@ -282,7 +272,7 @@ def _run_metrics(
   seconds = desk.clock.take()
   work = sum(v for k, v in seconds.items() if k != "eval")
   return (
-    _ledger_metrics(state.ledger)
+    _totals(state)
     | _memory()
     | {
       **{f"time/{k}_seconds": v for k, v in seconds.items()},
@@ -299,8 +289,9 @@ def _run_metrics(
 def _record(config: Config, step: int, metrics: dict[str, Any], batch: Batch, desk: _Desk) -> None:
   """Writes and shows a step."""
   desk.writers.write(step, metrics)
+  rollouts = _rollouts(batch, desk.examples)
   if desk.records is not None:
-    desk.records.write(step, _rollouts(batch, desk.examples))
+    desk.records.write(step, rollouts)
   warnings = desk.watch.look(step, metrics)
   desk.progress.update(step + 1, metrics, [one.rule.name for one in desk.watch.active])
   for one in warnings:
@@ -309,8 +300,8 @@ def _record(config: Config, step: int, metrics: dict[str, Any], batch: Batch, de
     took, compiled = desk.clock.total(), desk.compiled.count
     desk.progress.print(f"first step done after {took:.0f} s, {compiled} compilations")
   if config.sample_every and step % config.sample_every == 0:
-    shown = _rollouts(batch, desk.examples)[: config.num_samples_shown]
-    desk.progress.print_samples(step, [_sample(one) for one in shown])
+    shown = [_sample(one) for one in rollouts[: config.num_samples_shown]]
+    desk.progress.print_samples(step, shown)
 
 
 def replay(
@@ -356,7 +347,8 @@ def replay(
       epoch = jax.numpy.asarray(after["epoch"], state.collector.epoch.dtype)
       state = state.replace(collector=state.collector.replace(epoch=epoch))
     else:
-      state, batch, _ = collect(parts, state)
+      sampler = sampler_of(parts, state.learner)
+      state, batch, _ = collect(parts, state, sampler, sampler.version)
     same = debug.batch_digest(batch) == after["batch"]
     state, learned, _ = learn(parts, state, batch)
     update = debug.digest(state) == after["learner"]
@@ -382,10 +374,13 @@ def _eval_line(step: int, metrics: Mapping[str, float]) -> str:
   )
 
 
-def _ledger_metrics(books: ledger.Ledger) -> dict[str, float]:
-  total: dict[str, float] = dict(ledger.totals(books))
+def _totals(state: RunState) -> dict[str, float]:
+  """What the run has counted from its beginning."""
+  total: dict[str, float] = dict(ledger.totals(state.ledger))
   discarded = total["rejected"] + total["surplus"]
-  return {f"tokens/{k}": v for k, v in total.items()} | {
+  return {
+    **{f"tokens/{name}": value for name, value in total.items()},
+    **{f"verifier/{name}": n for name, n in zip(COUNTERS, state.verifier.tolist(), strict=True)},
     "tokens/discarded": discarded,
     "rollout/waste_frac": discarded / max(total["generated"] + total["reused"], 1),
   }

@@ -85,6 +85,18 @@ METRICS = (
   Metric("tokens/discarded", "tokens", "cumulative: rejected and surplus response tokens"),
   Metric("verifier/timeout_frac", "fraction", "responses that took too long to judge"),
   Metric("verifier/failed_frac", "fraction", "responses whose verifier crashed or raised"),
+  *(
+    Metric(f"verifier/{name}", unit, f"cumulative: {description}")
+    for name, unit, description in (
+      ("verified", "responses", "judged by the verifier, evaluations included"),
+      ("timeout", "responses", "that took too long to judge"),
+      ("crashed", "responses", "that took the verifier's process down"),
+      ("memory", "responses", "whose verifier ran out of memory"),
+      ("forked", "responses", "whose verifier left a process behind"),
+      ("error", "responses", "whose verifier raised"),
+      ("restarts", "processes", "of the verifier that were replaced"),
+    )
+  ),
   Metric("train/skipped_steps", "updates", "cumulative: updates left out because not finite"),
   Metric("train/epoch", "epochs", "passes over the prompt table that are complete"),
   Metric("time/<phase>_seconds", "s", "wall time of a phase of the step"),

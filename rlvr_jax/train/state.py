@@ -10,6 +10,7 @@ import optax
 from rlvr_jax.core import ledger, table
 from rlvr_jax.core.types import Collector, Learner, Params, PromptTable, Recipe, RunState
 from rlvr_jax.models.lora import fingerprint
+from rlvr_jax.tasks.pool import COUNTERS
 from rlvr_jax.train.config import Config
 from rlvr_jax.train.optimizers import OPTIMIZERS, scaled, with_rate
 
@@ -113,4 +114,5 @@ def init_state(
     collector=collector,
     ledger=ledger.new(num_prompts),
     frozen=np.asarray(fingerprint(frozen)) if frozen else None,
+    verifier=np.zeros(len(COUNTERS), np.int64),
   )

@@ -2,11 +2,20 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
 
 import pytest
 
 from launch import sweep
 from rlvr_jax.train.config import METRICS_FILE, Config, hold_workdir
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_grid_is_every_combination():
@@ -73,10 +82,10 @@ def test_finished_runs_are_left_alone_and_the_rest_is_resumed(tmp_path, capsys):
   calls, broken = [], {"b"}
 
   def run(config, folder):
-    calls.append(folder.name)
-    if folder.name in broken:
-      raise RuntimeError("it broke")
-    folder.mkdir(exist_ok=True)
+    with hold_workdir(folder):
+      calls.append(folder.name)
+      if folder.name in broken:
+        raise RuntimeError("it broke")
 
   with hold_workdir(tmp_path / "c"):
     assert sweep.run_all(runs, tmp_path, run) == ["b: RuntimeError: it broke"]
@@ -87,6 +96,60 @@ def test_finished_runs_are_left_alone_and_the_rest_is_resumed(tmp_path, capsys):
   runs["a"] = Config(seed=0, steps=200)  # a longer run is another one
   assert sweep.run_all(runs, tmp_path, run) == []
   assert calls == ["a", "b", "c"]
+
+
+# Two runs that go on until a file "go" lies beside them, or until they are stopped, as those of train.loop.
+ENDLESS = """
+import time
+from launch import train
+from rlvr_jax.train.config import Config, hold_workdir
+from rlvr_jax.train.loop import Interrupted, _StopSignals
+
+def run(config, folder):
+  with hold_workdir(folder), _StopSignals() as stop:
+    (folder / "began").touch()
+    while not stop.requested and not (folder.parent / "go").exists():
+      time.sleep(0.02)
+    if stop.requested:
+      raise Interrupted("stopped after step 3")
+
+train.run = run
+get_sweep = lambda: {f"r{seed}": Config(seed=seed) for seed in range(2)}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_processes_share_the_runs_and_a_signal_stops_them_all(tmp_path, number):
+  """Ctrl-C, as from a terminal, goes to the whole process group."""
+  file, workdir = tmp_path / "sweep.py", tmp_path / "runs"
+  file.write_text(ENDLESS)
+  command = [sys.executable, "-m", "launch.sweep", f"--sweep={file}", f"--workdir={workdir}"]
+  process = subprocess.Popen(
+    [*command, "--processes=2"], cwd=ROOT, text=True, start_new_session=True,
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+  )  # fmt: skip
+  while process.poll() is None and not all((workdir / f"r{i}" / "began").exists() for i in (0, 1)):
+    time.sleep(0.02)
+  os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+  text, _ = process.communicate()
+  assert process.returncode == 130, text
+  assert "stopped; the same command goes on with the sweep" in text
+  for i in (0, 1):
+    log = (workdir / f"process_{i}.log").read_text()
+    assert log.endswith("stopped after step 3; the same command goes on with the sweep\n"), log
+  (workdir / "go").touch()
+  runs = sweep.read_sweep(file)
+  assert not any(sweep.finished(workdir / name, config) for name, config in runs.items())
+  assert sweep.run_all(runs, workdir, sweep.train.run) == []
+  assert all(sweep.finished(workdir / name, config) for name, config in runs.items())
+
+
+def test_a_sweep_needs_a_folder_here(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sweep.flags, "FLAGS", types.SimpleNamespace(workdir="gs://bucket/sweep"))
+  with pytest.raises(SystemExit, match=r"gs://bucket/sweep: .* give a folder here"):
+    sweep.main([""])
+  assert os.listdir(tmp_path) == []
 
 
 def _write(folder, config, spent, scores):

@@ -128,6 +128,8 @@ def test_metrics_of_a_run(whole):
   assert int(outcome.state.learner.step) == 6
   # T34: sampler and learner agree at every step.
   assert max(row["mismatch/logp_diff_max"] for row in steps) < 1e-5
+  # Of 5 prompts before steps 0 and 3, of 16 rows in every step; of 5 in the end.
+  assert [row["verifier/verified"] for row in rows] == [21, 37, 53, 74, 90, 106, 111]
   # 24 prompts of a table of 11.
   assert [row["train/epoch"] for row in steps] == [0, 0, 1, 1, 1, 2]
 
@@ -258,6 +260,9 @@ def test_t41_t42_a_run_that_is_extended_equals_one_at_a_stretch(tmp_path, whole)
   _same(outcome.state, whole[0].state)
   assert _rows(tmp_path) == _rows(whole[1])
   assert outcome.before == whole[0].before
+  for one in (first, outcome, whole[0]):  # else a run that is resumed would compile all it has anew
+    arrays = [x for x in jax.tree.leaves(one.state) if isinstance(x, jax.Array)]
+    assert all(x.committed for x in arrays)
 
 
 @pytest.mark.parametrize(("step", "resumed"), [(0, None), (3, 2)])
@@ -326,6 +331,15 @@ def test_a_signal_saves_after_the_step_and_resumes(tmp_path, whole, number, caps
   assert _rows(tmp_path) == _rows(whole[1])
 
 
+def test_a_signal_after_the_last_step_stops_too(tmp_path):
+  """Else a sweep would go on; what the run still had to do is done when it is started again."""
+  wire = Tripwire(5 + PER_STEP + 2, lambda: signal.raise_signal(signal.SIGTERM))
+  with pytest.raises(loop.Interrupted, match="after the last step; the same command ends the run"):
+    _train(tmp_path, tokenizer=wire, steps=1)
+  assert _train(tmp_path, steps=1).after
+  assert [row["step"] for row in _rows(tmp_path)] == [0, 1]
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
   def twice():
     signal.raise_signal(signal.SIGINT)
@@ -387,7 +401,9 @@ def test_a_verifier_that_dies_in_the_middle_of_a_run_changes_nothing(tmp_path, w
 
   outcome = _train(tmp_path, tokenizer=Tripwire(5 + PER_STEP + 3, kill))
   assert "'restarts': 1" in capsys.readouterr().out
-  _same(outcome.state, whole[0].state)
+  assert [row["verifier/restarts"] for row in _rows(tmp_path)] == [0, *[1] * 6]
+  counted = whole[0].state.verifier + np.eye(7, dtype=int)[-1]  # the last of COUNTERS
+  _same(outcome.state, whole[0].state.replace(verifier=counted))
 
 
 def test_no_clock_that_can_be_set_is_read():
