@@ -6,8 +6,10 @@ All log-probs and versions are those of the policy of now, so that ratios start 
 lenience the accepted tokens are not quite a sample of that policy, nor are they with log_lenience=0, since a
 rejected token is drawn from the policy and not from the residual of the two laws. And since log-probs are
 renewed at each visit, lenience does not add up: a token whose probability falls by less than the lenience
-from one visit to the next is kept at every visit, however far it has fallen in all. With small steps such a
-run goes on with its first responses for ever; log_lenience=0 and `coupled` do not.
+from one visit to the next is kept at every visit, however far it has fallen in all. That is the method. With
+small steps a run goes on with its first responses: the policy learns from them, but `reward/mean` is of what
+it would no longer say, so that held-out evaluation alone shows progress, and a group that is all wrong stays
+so and teaches nothing. With log_lenience=0 or `coupled` responses follow the policy.
 
 `coupled=True` is ours and loses nothing: rows keep their random numbers too, and a token is kept if the
 policy, with the number of its place, would draw it again. A row is then what the policy would have sampled

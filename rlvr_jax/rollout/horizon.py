@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from rlvr_jax.core import groups
 from rlvr_jax.core import rows as rows_lib
 from rlvr_jax.core.types import OPEN, places
-from rlvr_jax.decode import decode, logits
 from rlvr_jax.decode import speculative as drafts
+from rlvr_jax.rollout.linear import linear
 
 
 def horizon(
@@ -38,11 +38,11 @@ def horizon(
   if not all(0 < r < 1 for r in ratios):
     raise ValueError(f"ratios must lie in (0, 1), got {ratios}")
   ratios, cue = tuple(ratios), tuple(cue)
-  if tail < 1 or slots < 0:
-    raise ValueError(f"tail must be positive and slots at least 0, got {tail} and {slots}")
-  rule = logits.truncation(top_k=top_k, top_p=top_p, min_p=min_p)
+  if tail < 1:
+    raise ValueError(f"tail must be positive, got {tail}")
+  grow = linear(slots=slots, top_k=top_k, top_p=top_p, min_p=min_p)
 
-  def rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None):
+  def rollout(policy, params, rows, version, eos_ids, *, prompt_places, **sizes):
     most = rows.tokens.shape[1] - prompt_places
     last = max((int(r * most) for r in ratios), default=0)
     if ratios and last + len(cue) >= most:
@@ -51,23 +51,11 @@ def horizon(
         "answer: raise max_new_tokens, or lower ratios"
       )
 
-    def grow(rows):
-      return decode.decode(
-        policy,
-        params,
-        rows,
-        version=version,
-        eos_ids=eos_ids,
-        slots=slots or len(rows.length),
-        num_contexts=num_contexts,
-        prompt_places=prompt_places,
-        rule=rule,
-        stops=stops,
-      )
-
+    sizes |= {"prompt_places": prompt_places}
     valid = rows.valid
     source, ratio = _plan(rows, ratios)
-    whole, counts = grow(rows.replace(valid=valid & (source < 0)))
+    first = rows.replace(valid=valid & (source < 0))
+    whole, counts = grow(policy, params, first, version, eos_ids, **sizes)
     rows = _cut(whole.replace(valid=valid), source, ratio, jnp.asarray(cue, jnp.int32), tail)
     if cue and train_cue and ratios:
       rows, seen = drafts.verify(
@@ -77,7 +65,7 @@ def horizon(
       counts = counts.replace(
         generated=counts.generated + seen.accepted, prefilled=counts.prefilled + seen.computed
       )
-    rows, more = grow(rows)
+    rows, more = grow(policy, params, rows, version, eos_ids, **sizes)
     return rows, jax.tree.map(jnp.add, counts, more)
 
   return rollout

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from rlvr_jax.core import hosts
 from rlvr_jax.core.types import OPEN
-from rlvr_jax.decode import decode, logits
 from rlvr_jax.decode.stops import Stops
+from rlvr_jax.rollout.linear import linear
 
 
 def partial(
@@ -29,42 +29,29 @@ def partial(
   Returns:
     rollout, as rollout.linear has it.
   """
-  if groups < 0 or slots < 0 or patience < 0:
-    raise ValueError(
-      f"groups, slots and patience must be at least 0, got {groups}, {slots} and {patience}"
-    )
-  rule = logits.truncation(top_k=top_k, top_p=top_p, min_p=min_p)
+  if groups < 0 or patience < 0:
+    raise ValueError(f"groups and patience must be at least 0, got {groups} and {patience}")
+  grow = linear(slots=slots, top_k=top_k, top_p=top_p, min_p=min_p)
 
-  def rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None):
+  def rollout(policy, params, rows, version, eos_ids, *, stops=None, **sizes):
     num = len(rows.length)
-    wide = slots or num
+    queue = 0 < slots < num
 
-    def grow(rows, enough):
-      rule_of = (stops or Stops()).replace(groups=jnp.asarray(enough, jnp.int32))
-      return decode.decode(
-        policy,
-        params,
-        rows,
-        version=version,
-        eos_ids=eos_ids,
-        slots=wide,
-        num_contexts=num_contexts,
-        prompt_places=prompt_places,
-        rule=rule,
-        stops=rule_of if groups else stops,
-      )
+    def until(enough, rows):
+      rule = (stops or Stops()).replace(groups=jnp.asarray(enough, jnp.int32)) if groups else stops
+      return grow(policy, params, rows, version, eos_ids, stops=rule, **sizes)
 
-    if wide < num:
+    if queue:
       rows, back = _longest_first(rows)
-    rows, counts = grow(rows, groups)
+    rows, counts = until(groups, rows)
     if patience:
       late, any_late = _late(rows, version, patience)
       if hosts.host(any_late):
         valid = rows.valid
-        rows, more = grow(rows.replace(valid=late), num + 1)
+        rows, more = until(num + 1, rows.replace(valid=late))
         rows = rows.replace(valid=valid)
         counts = jax.tree.map(jnp.add, counts, more)
-    if wide < num:
+    if queue:
       rows, counts = _put_back(rows, counts, back)
     return rows, counts
 

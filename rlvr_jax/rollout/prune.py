@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from rlvr_jax.core import groups, keys, survival, traits
 from rlvr_jax.core.types import KILLED, LENGTH, OPEN
-from rlvr_jax.decode import decode, logits, reading
+from rlvr_jax.decode import reading
+from rlvr_jax.rollout.linear import linear
 
 
 def prune(
@@ -35,27 +36,12 @@ def prune(
   """
   if not 0 < keep <= 1 or not 0 <= share <= 1:
     raise ValueError(f"need keep in (0, 1] and share in [0, 1], got {keep} and {share}")
-  if min(detect, features) < 1 or slots < 0:
-    raise ValueError(
-      f"need detect and features >= 1 and slots >= 0, got {detect}, {features} and {slots}"
-    )
-  rule = logits.truncation(top_k=top_k, top_p=top_p, min_p=min_p)
+  if min(detect, features) < 1:
+    raise ValueError(f"need detect and features >= 1, got {detect} and {features}")
+  whole = linear(slots=slots, top_k=top_k, top_p=top_p, min_p=min_p)
 
-  def rollout(
-    policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None, knobs=None
-  ):
-    grow = functools.partial(
-      decode.decode,
-      policy,
-      params,
-      version=version,
-      eos_ids=eos_ids,
-      slots=slots or len(rows.length),
-      num_contexts=num_contexts,
-      prompt_places=prompt_places,
-      rule=rule,
-      stops=stops,
-    )
+  def rollout(policy, params, rows, version, eos_ids, *, knobs=None, **sizes):
+    grow = lambda rows: whole(policy, params, rows, version, eos_ids, **sizes)
     if knobs is None:
       return grow(rows)
     limit = rows.limit

@@ -2,8 +2,9 @@
 
 import math
 
-from rlvr_jax.decode import decode, logits
+from rlvr_jax.decode import logits
 from rlvr_jax.decode import speculative as drafts
+from rlvr_jax.rollout.linear import linear
 
 
 def speculative(
@@ -21,13 +22,12 @@ def speculative(
   Returns:
     rollout, as rollout.linear has it. Without any draft it is that.
   """
-  if slots < 0:
-    raise ValueError(f"slots must be at least 0 (0: one for every row), got {slots}")
   if math.isnan(log_lenience):
     raise ValueError("log_lenience must be a number")
+  grow = linear(slots=slots, top_k=top_k, top_p=top_p, min_p=min_p)
   rule = logits.truncation(top_k=top_k, top_p=top_p, min_p=min_p)
 
-  def rollout(policy, params, rows, version, eos_ids, *, num_contexts, prompt_places, stops=None):
+  def rollout(policy, params, rows, version, eos_ids, **sizes):
     rows, seen = drafts.verify(
       policy,
       params,
@@ -37,18 +37,7 @@ def speculative(
       log_lenience=None if coupled else log_lenience,
       rule=rule,
     )
-    rows, counts = decode.decode(
-      policy,
-      params,
-      rows,
-      version=version,
-      eos_ids=eos_ids,
-      slots=slots or len(rows.length),
-      num_contexts=num_contexts,
-      prompt_places=prompt_places,
-      rule=rule,
-      stops=stops,
-    )
+    rows, counts = grow(policy, params, rows, version, eos_ids, **sizes)
     return rows, counts.replace(
       prefilled=counts.prefilled + seen.computed, drafted=seen.drafted, accepted=seen.accepted
     )

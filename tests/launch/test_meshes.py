@@ -31,6 +31,12 @@ def test_meshes_that_cannot_be_made(name, match):
     meshes.place(name)
 
 
+def test_rollouts_beside_a_mesh_need_devices_of_their_own():
+  num = len(jax.devices())
+  with pytest.raises(ValueError, match=f"need {num + 1} devices, this machine has {num} "):
+    meshes.place("cpu1", num)
+
+
 def test_every_named_mesh_has_three_axes():
   assert all(len(shape) == len(meshes.AXES) == 3 for shape in meshes.MESHES.values())
   assert meshes.make_mesh("cpu1").devices.flat[0] == jax.devices()[0]

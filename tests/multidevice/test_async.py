@@ -5,6 +5,7 @@ Needs a process of its own, see test_step.
 
 import functools
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,14 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from launch import meshes
 from rlvr_jax.core import ledger
 from rlvr_jax.core.types import KILLED, OPEN, PromptTable
 from rlvr_jax.recipes.areal import areal
 from rlvr_jax.rollout.partial import partial
+from rlvr_jax.tasks.arithmetic import arithmetic
+from rlvr_jax.train import loop
+from rlvr_jax.train.config import Config
 from tests import toy, toy_run
 from tests.schedule import driver
 
@@ -111,3 +116,41 @@ def test_rollouts_and_updates_on_devices_of_their_own():
   assert checked and carried
   table = [np.asarray(params["table"]) for params, *_ in pushed]
   assert all((a != b).any() for a, b in itertools.pairwise(table))
+
+
+TASK = arithmetic(operations=["copy"], train_size=NUM, eval_size=4)
+
+
+def _loop(workdir, staleness, placement):
+  """What a run of the loop wrote: the completions, and the metrics without those of the clock."""
+  assert TASK.tokenizer is not None
+  config = Config(
+    steps=STEPS, prompts=PROMPTS, budget=BUDGET, max_prompt_length=4, max_new_tokens=NEW,
+    learning_rate=0.1, eval_every=0, checkpoint_every=0, sample_every=0, loggers=("jsonl",),
+    record_completions=BUDGET, verifier_workers=1,
+  )  # fmt: skip
+  policy = toy.table_policy(TASK.tokenizer.vocab_size, 4 + NEW)
+  recipe = areal(staleness=staleness, groups=2, most=BUDGET)._replace(
+    reward=lambda rows, knobs: (rows.tokens.sum(1) % 2 == 0).astype(jnp.float32)
+  )
+  params = policy.init(jax.random.key(0))
+  params = {"table": params["table"].at[..., TASK.tokenizer.eos_ids[0]].add(1.0)}
+  loop.train(config, policy, params, TASK.tokenizer, recipe, TASK, workdir, placement=placement)
+  read = lambda name: [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+  clock = ("time", "perf", "memory")
+  metrics = [
+    {k: v for k, v in row.items() if k.split("/")[0] not in clock} for row in read("metrics.jsonl")
+  ]
+  return read("completions.jsonl"), metrics
+
+
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_the_loop_with_rollouts_on_devices_of_their_own(tmp_path, staleness):
+  """Everything on four devices, and rollouts on four others, are the same run."""
+  one = _loop(tmp_path / "one", staleness, meshes.place("4x1x1").placement)
+  two = _loop(tmp_path / "two", staleness, meshes.place("4x1x1", 4).placement)
+  assert one == two
+  oldest = [row["rollout/staleness_max"] for row in two[1]]
+  assert len(oldest) == STEPS and max(oldest) <= staleness
+  assert staleness == 0 or max(oldest) > 1  # rows are carried over

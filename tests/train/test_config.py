@@ -306,6 +306,7 @@ def test_what_a_resumed_run_may_change(tmp_path):
     "export": False,
     "prompt_cache": "elsewhere",
     "mesh": "cpu8",
+    "rollout_devices": 4,
   }
   assert set(changed) == set(RESUMABLE)
   longer = dataclasses.replace(Config(), **changed)
