@@ -2,14 +2,22 @@
 
 import math
 import pathlib
+from collections.abc import Sequence
+
+import numpy as np
 
 from launch import memory
-from rlvr_jax.core import table
+from rlvr_jax.core import table, traits
+from rlvr_jax.core.records import Task
+from rlvr_jax.core.types import Recipe, plain_table
 from rlvr_jax.models.configs import CONFIGS
-from rlvr_jax.recipes.compose import compose
+from rlvr_jax.recipes.compose import compose, rewarded
+from rlvr_jax.reward import REWARDS
 from rlvr_jax.tasks import TASKS
 from rlvr_jax.train import config as configs
+from rlvr_jax.train import rehearse as steps
 from rlvr_jax.train.config import Config
+from rlvr_jax.train.rewards import RewardFunction, Scorer, reward_functions
 
 
 def budget(config: Config) -> dict[str, int]:
@@ -18,7 +26,9 @@ def budget(config: Config) -> dict[str, int]:
   Raises:
     ValueError: as the run would: for a name, an argument or sizes that do not fit.
   """
+  rewards = reward_functions(config.rewards, REWARDS)
   recipe = compose(config.recipe, config.recipe_args, config.slots)
+  recipe = rewarded(recipe, {one.name: one.weight for one in rewards})
   task = table.build("task", config.task, TASKS, config.task_args)
   absent = set(recipe.annotate) - {"old", "reference", *config.models}
   if absent:
@@ -26,6 +36,7 @@ def budget(config: Config) -> dict[str, int]:
     raise ValueError(
       f"the recipe reads log-probs of the model {name!r}: say which it is, --set=models.{name}=PATH"
     )
+  rehearse(config, recipe, task, rewards)
   rounds, waves = recipe.refill.rounds, recipe.allocate.plan(config.prompts, config.budget)
   step = rounds * sum(waves) * config.max_new_tokens
   steps, total = config.steps, config.steps * step
@@ -49,6 +60,24 @@ def budget(config: Config) -> dict[str, int]:
     "evaluations": evaluations,
     "tokens of evaluations": evaluations * held * config.eval_samples * config.max_new_tokens,
   }
+
+
+def rehearse(config: Config, recipe: Recipe, task: Task, rewards: Sequence[RewardFunction]) -> None:
+  """Goes through a step of the recipe on shapes alone, see train.rehearse.
+
+  Raises:
+    ValueError: if pieces of the recipe, sizes, or reward functions and data do not go together.
+  """
+  num = len(task.train)
+  for piece in (recipe.posterior.init, recipe.select):  # prompts that are too long may be left out
+    num = min(num, traits.trait(piece, "prompts", num))
+  source = np.zeros(num, np.int32)
+  source[-1:] = len(task.sources) - 1
+  with Scorer(rewards, task.train) as scorer:
+    steps.rehearse(
+      recipe, plain_table(num, source=source), prompts=config.prompts, budget=config.budget,
+      max_new_tokens=config.max_new_tokens, sources=task.sources, scorer=scorer,
+    )  # fmt: skip
 
 
 def describe(config: Config) -> str:

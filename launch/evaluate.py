@@ -334,8 +334,9 @@ def _respond(config, loaded, placed, prompts, pool, number, file=None):
   responses, told = [], time.monotonic()
   for example, row in zip(prompts.examples, respond(loaded.params), strict=True):
     responses.append(row)
-    for one in lib.records(prompts.name, row, example) if file else ():
-      file.write(json.dumps(one, ensure_ascii=False) + "\n")
+    if file is not None:
+      for one in lib.records(prompts.name, row, example):
+        file.write(json.dumps(one, ensure_ascii=False) + "\n")
     if time.monotonic() - told > 30:
       print(f"{prompts.name}: {len(responses)} of {len(prompts.examples)} prompts", flush=True)
       told = time.monotonic()

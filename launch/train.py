@@ -202,11 +202,10 @@ class _Built(NamedTuple):
 
 
 def _build(config) -> _Built:
-  from launch import meshes
+  from launch import dry_run, meshes
   from rlvr_jax.models.load import load_policy
-  from rlvr_jax.recipes.compose import compose
-  from rlvr_jax.reward import REWARDS, outcome
-  from rlvr_jax.reward.weighted import weighted
+  from rlvr_jax.recipes.compose import compose, rewarded
+  from rlvr_jax.reward import REWARDS
   from rlvr_jax.tasks import TASKS
   from rlvr_jax.train.annotate import Model
   from rlvr_jax.train.rewards import reward_functions
@@ -217,11 +216,9 @@ def _build(config) -> _Built:
     mock = {"mock": "rlvr_jax.train.debug:mock_rollout"}
     recipe = recipe._replace(rollout=table.build("rollout", "mock", mock, config.debug_args))
   rewards = reward_functions(config.rewards, REWARDS)
-  if any(function.weight for function in rewards):  # else they are only looked at
-    if getattr(recipe.reward, "__module__", None) != outcome.__name__:
-      raise ValueError(f"recipe {config.recipe!r} has a reward of its own; give `rewards` weight 0")
-    recipe = recipe._replace(reward=weighted(**{f.name: f.weight for f in rewards}))
+  recipe = rewarded(recipe, {f.name: f.weight for f in rewards})
   task = table.build("task", config.task, TASKS, config.task_args)
+  dry_run.rehearse(config, recipe, task, rewards)
   began = time.perf_counter()
 
   def load(name):

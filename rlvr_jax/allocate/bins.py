@@ -14,8 +14,7 @@ def bandit(*, eta: float = 0.65, gamma: float = 0.01):
     eta: sharpness; 0 makes all arms equal.
     gamma: share of uniform exploration, in [0, 1].
   """
-  if eta < 0 or not 0 <= gamma <= 1:
-    raise ValueError(f"need eta >= 0 and gamma in [0, 1], got {eta} and {gamma}")
+  _check(eta, gamma)
 
   def value(knobs, counts, arms, mean):
     del counts
@@ -39,30 +38,66 @@ def square_root():
 
   def value(knobs, counts, arms, mean):
     root = jnp.sqrt(jnp.maximum(_knob(knobs, "bin_variance"), 0.0))
-    average = (counts * root).sum() / jnp.maximum(counts.sum(), 1)
-    ideal = jnp.where(average > 0, mean * root / jnp.where(average > 0, average, 1.0), mean)
-    return -counts[:, None] * (arms[None] - ideal[:, None]) ** 2
+    return _nearest(root, counts, arms, mean)
 
   return value
 
 
-_SQUARE_ROOT = square_root()
+def exponential(*, eta: float = 0.65, gamma: float = 0.01):
+  """Rows as the weights of an adversary over the running losses of the bins, nearest in squares over prompts.
+
+      n_b = mean w_b / sum_j q_j w_j,   w: see `weights`, q_j: the bin's share of the prompts
+
+  Without gamma that is the answer that maximises sum q n loss / mean - KL(q n / mean, q) / eta.
+
+  Args:
+    eta, gamma: of `weights`.
+  """
+  _check(eta, gamma)
+
+  def value(knobs, counts, arms, mean):
+    w = weights(_knob(knobs, "bin_loss"), counts > 0, eta=eta, gamma=gamma)
+    return _nearest(w, counts, arms, mean)
+
+  return value
 
 
-def binned(*, low: int = 2, high: int = 12, law=_SQUARE_ROOT) -> Allocator:
+def weights(loss, present, *, eta: float, gamma: float, bound: float = 10.0):
+  """float32 [bins]: (1 - gamma) omega / sum omega + gamma / bins, omega = exp(eta loss), over the bins that
+  are `present`; 0 for the others.
+
+  Args:
+    loss: float32 [bins]; cut to +-bound.
+    present: bool [bins].
+  """
+  omega = jnp.where(present, jnp.exp(eta * jnp.clip(loss, -bound, bound)), 0.0)
+  share = omega / jnp.maximum(omega.sum(), 1e-30)
+  return jnp.where(present, (1 - gamma) * share + gamma / jnp.maximum(present.sum(), 1), 0.0)
+
+
+def _nearest(weight, counts, arms, mean):
+  """Arms by their distance from rows in proportion to the weight; from the mean where all weights are 0."""
+  average = (counts * weight).sum() / jnp.maximum(counts.sum(), 1)
+  ideal = jnp.where(average > 0, mean * weight / jnp.where(average > 0, average, 1.0), mean)
+  return -counts[:, None] * (arms[None] - ideal[:, None]) ** 2
+
+
+def binned(*, low: int = 2, high: int = 12, law=None) -> Allocator:
   """Each bin takes an arm, a number of rows between low and high for each of its prompts: of all choices
   that spend the width the one of largest summed value. If none does, the one that leaves least.
 
-  Knobs: "prompt_bin" int32 [M], "bin_variance" and "arm_score", all from control.adversary.rollout_arms.
+  Knobs: "prompt_bin" int32 [M], "bin_loss", "bin_variance" and "arm_score", all from
+  control.adversary.rollout_arms.
 
   Args:
     low, high: arms; low 2 or more, so that rows can be compared.
-    law: `bandit(...)` or `square_root()`.
+    law: `exponential(...)`, the default, `square_root()` or `bandit(...)`.
 
   Source: Rollout-GDRO, arXiv 2601.19280.
   """
   if not 1 <= low <= high:
     raise ValueError(f"need 1 <= low <= high, got {low} and {high}")
+  law = law or exponential()
 
   def plan(num_prompts, budget):
     if not low * num_prompts <= budget <= high * num_prompts:
@@ -111,6 +146,11 @@ def choose_arms(value, counts, arms, total, most: int):
 
   _, chosen = jax.lax.scan(backward, jnp.maximum(end, 0), (picks, counts), reverse=True)
   return chosen
+
+
+def _check(eta: float, gamma: float):
+  if eta < 0 or not 0 <= gamma <= 1:
+    raise ValueError(f"need eta >= 0 and gamma in [0, 1], got {eta} and {gamma}")
 
 
 def _knob(knobs, name: str):

@@ -143,6 +143,7 @@ class RolloutAdversary(flax.struct.PyTreeNode):
   bins: Bins
   score: Array  # float32 [bins, A]
   price: Array  # float32 [], of one rollout a prompt above the mean
+  loss: Array  # float32 [bins], running
   variance: Array  # float32 [bins], running
   seen: Array  # bool [bins]
 
@@ -160,17 +161,19 @@ def rollout_arms(
   window: int = 50,
   margin: float = 0.03,
 ) -> Controller:
-  """Knobs "prompt_bin" int32 [M], "arm_score" float32 [bins, A] and "bin_variance" [bins]: see
+  """Knobs "prompt_bin" int32 [M], "bin_loss" and "bin_variance" float32 [bins] and "arm_score" [bins, A]: see
   allocate.bins. Arm a of a bin is low + a rollouts for each of its prompts.
 
-      score_b,n <- score_b,n + loss_b - price (n - mean),    for the n that bin b had
+      score_b,n <- score_b,n + loss_b - running loss_b - price (n - mean),    for the n that bin b had
       price <- price + price_rate (realised mean - mean)
+
+  Less the running loss, since a score that can only rise would keep every bin at the arm it began with.
 
   Args:
     base: a controller whose knobs are there too.
     mean: rollouts a prompt that the budget allows.
     low, high: of allocate.bins.binned.
-    loss, rate, edges, window, margin: of `prompt_weights`; the rate is of the variance.
+    loss, rate, edges, window, margin: of `prompt_weights`; losses are not divided by shares.
     price_rate: at least 0.
   """
   _check(rate, edges, window, margin)
@@ -179,10 +182,11 @@ def rollout_arms(
   num, arms = len(edges) + 1, high - low + 1
 
   def init(table):
-    zeros = jnp.zeros(num, jnp.float32)
+    zeros = lambda: jnp.zeros(num, jnp.float32)  # each its own: the state is donated
     scores = jnp.zeros((num, arms), jnp.float32)
     bins = no_bins(len(table.length), window)
-    return RolloutAdversary(bins, scores, jnp.zeros((), jnp.float32), zeros, jnp.zeros(num, bool))
+    price, unseen = jnp.zeros((), jnp.float32), jnp.zeros(num, bool)
+    return RolloutAdversary(bins, scores, price, zeros(), zeros(), unseen)
 
   def update(state, feedback):
     bin, drawn = looked_up(state.bins), feedback.tally.drawn.astype(jnp.float32)
@@ -190,12 +194,14 @@ def rollout_arms(
     present = new.share > 0
     had = groups.highest(drawn, bin, drawn > 0, num)
     arm = jnp.clip(had - low, 0, arms - 1).astype(jnp.int32)
-    gain = jnp.where(present, new.mean - state.price * (had - mean), 0.0)
+    surprise = jnp.where(state.seen, new.mean - state.loss, 0.0)
+    gain = jnp.where(present, surprise - state.price * (had - mean), 0.0)
     realised = drawn.sum() / jnp.maximum((drawn > 0).sum(), 1)
     return RolloutAdversary(
       observed(state.bins, feedback.tally, edges, margin),
       state.score.at[jnp.arange(num), arm].add(gain),
       state.price + price_rate * (realised - mean),
+      _averaged(state.loss, new.mean, state.seen, present, rate),
       _averaged(state.variance, new.variance, state.seen, present, rate),
       state.seen | present,
     )
@@ -204,6 +210,7 @@ def rollout_arms(
     return {
       "prompt_bin": looked_up(state.bins),
       "arm_score": state.score,
+      "bin_loss": state.loss,
       "bin_variance": state.variance,
     }
 

@@ -4,8 +4,8 @@ from math import comb
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import digamma
 
+from rlvr_jax.core import lots
 from rlvr_jax.core.types import Array, Belief
 
 MOST = 1e6  # pseudo-observations of a belief without variance
@@ -56,34 +56,45 @@ def _log_gamma(key, shape: Array) -> Array:
     return jnp.where(accepted, z, spread(others[i])), accepted
 
   # A loop, since what it carries is computed once: unrolled, XLA would make the numbers anew at each use.
-  start = jax.random.normal(first, (num,)), jnp.zeros(num, bool)
-  z, _ = jax.lax.fori_loop(0, 2, attempt, start)
+  z, _ = jax.lax.fori_loop(0, 2, attempt, (lots.normal(first, num), jnp.zeros(num, bool)))
   log_gamma = jnp.log(d) + 3 * jnp.log(jnp.maximum(1 + c * z, 1e-9))
-  lift = lambda: jnp.log(jax.random.uniform(boost, (num,), minval=1e-38)) / shape
+  lift = lambda: jnp.log(lots.inside(boost, num)) / shape
   return log_gamma + jnp.where(small, jax.lax.cond(small.any(), lift, lambda: d), 0.0)
 
 
 def verdict_information(a: Array, b: Array, rollouts: int) -> Array:
   """float32: mutual information of the rate ~ Beta(a, b) and its verdicts, in nats."""
   n, k = a + b, rollouts
+  inverse = 1 / n
   # Over n, so that products of k of them stay within float32.
-  up = [(a + i) / n for i in range(k)]
-  down = [(b + i) / n for i in range(k)]
-  both = [1 + i / n for i in range(k)]
+  up = [(a + i) * inverse for i in range(k)]
+  down = [(b + i) * inverse for i in range(k)]
+  both = [1 + i * inverse for i in range(k)]
   right, wrong, total = (_running(x, n) for x in (up, down, both))
-  psi_a, psi_b, psi_n = digamma(a), digamma(b), digamma(n)
-  for i in range(k):
-    psi_n = psi_n + 1 / (n + i)
-  psi_right, psi_wrong = [psi_a], [psi_b]
-  for i in range(k):
-    psi_right.append(psi_right[-1] + 1 / (a + i))
-    psi_wrong.append(psi_wrong[-1] + 1 / (b + i))
+  part = 1 / total[k]
+  psi_right, psi_wrong, psi_n = digammas(a, k), digammas(b, k), digammas(n + k, 0)[0]
   out = jnp.zeros_like(a)
   for s in range(k + 1):
-    chance = jnp.maximum(right[s] * wrong[k - s] / total[k], 1e-37)
+    chance = jnp.maximum(right[s] * wrong[k - s] * part, 1e-37)
     inside = s * psi_right[s] + (k - s) * psi_wrong[k - s] - k * psi_n
     out += comb(k, s) * chance * (inside - jnp.log(chance))
   return jnp.maximum(out, 0.0)
+
+
+def digammas(x: Array, k: int) -> list[Array]:
+  """psi(x), psi(x + 1), ..., psi(x + k), for positive float32 x; within 2e-6, absolute or relative.
+
+  Many times as fast on a CPU as jax.scipy's.
+
+  Source: psi(x) = psi(x + m) - sum of 1 / (x + i), i < m, and Stirling's series at x + m, m at least 6.
+  """
+  m = max(k, 6)
+  y = 1 / (x + m)
+  psi = jnp.log(x + m) - y / 2 - y * y * (1 / 12 - y * y * (1 / 120 - y * y / 252))
+  out = [psi]
+  for i in reversed(range(m)):
+    out.append(out[-1] - 1 / (x + i))
+  return out[::-1][: k + 1]
 
 
 def _running(factors, like):

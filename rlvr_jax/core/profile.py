@@ -1,6 +1,21 @@
 """What a policy could do before training: right responses to each prompt, from a file."""
 
+import os
+
 import numpy as np
+
+
+def save(path: str, successes, trials) -> None:
+  """Writes what `load` reads; whole or not at all.
+
+  Args:
+    successes, trials: [M], in the order of the prompt table.
+  """
+  folder, name = os.path.split(path)
+  temporary = os.path.join(folder, f".{name}.tmp")
+  with open(temporary, "wb") as file:
+    np.savez(file, successes=np.asarray(successes), trials=np.asarray(trials))
+  os.replace(temporary, path)
 
 
 def load(path: str) -> tuple[np.ndarray, np.ndarray]:

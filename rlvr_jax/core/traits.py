@@ -9,6 +9,7 @@ does not mind.
   denominator  the tokens that the loss is divided by                     weigh, aggregate
   reads_knobs  True: it is given `knobs`                                  rollout
   extras       what it writes into rows.extras: name -> shape of a row    rollout
+  prompts      of how many prompts it is, if it is of a given table       init of a posterior, select
 """
 
 from collections.abc import Iterable

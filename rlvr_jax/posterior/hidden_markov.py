@@ -93,10 +93,15 @@ def hidden_markov(
     return MarkovState(moves, prior, now)
 
   def belief(state, prompt_id):
-    p = state.prior[:, prompt_id]
-    mean = (p * rate[:, None]).sum(0)
-    variance = (p * jnp.square(rate[:, None] - mean[None])).sum(0)
-    return Belief(mean=mean, variance=variance, evidence=state.moves[:, :, prompt_id].sum((0, 1)))
+    # Row by row: gathers of several rows at once are slow on a CPU.
+    p = [row[prompt_id] for row in state.prior]
+    mean = _sum([q * r for q, r in zip(p, rate)])
+    variance = _sum([q * jnp.square(r - mean) for q, r in zip(p, rate)])
+    return Belief(
+      mean=mean,
+      variance=variance,
+      evidence=_sum([row[prompt_id] for some in state.moves for row in some]),
+    )
 
   return BeliefModel(init, update, belief)
 

@@ -9,6 +9,7 @@ import flax.struct
 import jax.numpy as jnp
 import numpy as np
 
+from rlvr_jax.core import traits
 from rlvr_jax.core.types import Array, Belief, BeliefModel
 from rlvr_jax.posterior.verdicts import counts
 
@@ -141,6 +142,9 @@ def anchor(*, successes=None, trials=None, refresh: int = 0) -> BeliefModel:
     if counts.shape != (2, num_prompts):
       raise ValueError(f"the reference has {counts.shape[1]} prompts, the table {num_prompts}")
     return AnchorState(counts[0], counts[1], jnp.zeros(num_prompts, jnp.int32))
+
+  if given is not None:
+    traits.declare(init, prompts=given.shape[1])
 
   def update(state, tally):
     trials, successes = counts(tally)

@@ -18,6 +18,8 @@ from typing import Any
 from rlvr_jax.core import table, traits, types
 from rlvr_jax.core.types import Recipe
 from rlvr_jax.recipes import RECIPES
+from rlvr_jax.reward import outcome
+from rlvr_jax.reward.weighted import weighted
 
 # slot -> where its functions live, modules or whole folders.
 SLOTS = {
@@ -70,6 +72,22 @@ def compose(
   needed = traits.needs(recipe.advantage, recipe.weigh, recipe.objective)
   recipe = recipe._replace(annotate=tuple(dict.fromkeys((*recipe.annotate, *needed))))
   return traits.check(recipe)
+
+
+def rewarded(recipe: Recipe, weights: Mapping[str, float]) -> Recipe:
+  """The recipe with the weighted sum of reward functions for its reward; as it is if none has a weight.
+
+  Args:
+    weights: name of a function -> its weight.
+
+  Raises:
+    ValueError: if the recipe has a reward of its own.
+  """
+  if not any(weights.values()):  # they are only looked at
+    return recipe
+  if getattr(recipe.reward, "__module__", None) != outcome.__name__:
+    raise ValueError("the recipe has a reward of its own; give `rewards` weight 0")
+  return recipe._replace(reward=weighted(**weights))
 
 
 def _of_kind(slot: str, text: str, piece: Any) -> Any:

@@ -51,9 +51,15 @@ def dps(
 
   def score(state, key, prompt_id, knobs):
     del key, knobs
-    p = state.prior[:, prompt_id]
-    entropy = -(p * jnp.log(jnp.maximum(p, 1e-30))).sum(0)
-    return (p * partial[:, None]).sum(0) + entropy_weight * entropy
+    score = jnp.zeros(len(prompt_id), jnp.float32)
+    for row, value in zip(
+      state.prior, partial
+    ):  # gathers of several rows at once are slow on a CPU
+      p = row[prompt_id]
+      score += value * p
+      if entropy_weight:
+        score -= entropy_weight * p * jnp.log(jnp.maximum(p, 1e-30))
+    return score
 
   return grpo(clip_low=clip_low, clip_high=clip_high, **options)._replace(
     posterior=PromptPosterior(model.init, model.update, model.belief, score),

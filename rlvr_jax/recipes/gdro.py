@@ -5,14 +5,18 @@ gdro_prompt multiplies what a prompt's tokens count by q of its bin, rescaled to
 
     q = (1 - gamma) omega / sum(omega) + gamma / bins,   omega = exp(eta S),   S: running loss of the bin
 
-gdro_rollout gives all prompts of a bin the same number of rollouts, the total being fixed: by exponential
-weights over the numbers and a price (`bandit`), or by the square root of the variance of the losses in the
-bin (`square_root`, from the paper's theory). The paper never couples the two.
+gdro_rollout gives all prompts of a bin the same number of rollouts, the total being fixed: in proportion to
+q (`exponential`), to the square root of the variance of the losses in the bin (`square_root`, from the
+paper's theory), or by weights over the numbers and a price (`bandit`, the paper's). The paper never couples
+the two.
 
 Differs: the loss of a prompt is its failure rate. The paper's is the clipped surrogate, and with advantages
-that are centred in their group and one update a batch that is 0 in every bin. The weight is on the loss
-instead of the advantage, which is the same up to the adversary's own loss. Where no choice of numbers spends
-the budget exactly, the one that leaves least is taken, and at first the one nearest to equal.
+that are centred in their group and one update a batch that is 0 in every bin. That leaves the paper's bandit
+without a signal; and of failure rates, never negative, the first number of each bin would gain alone and stay
+for good. So the bandit here hears a loss less its running mean, and `exponential`, ours, is the default. The
+weight is on the loss instead of the advantage, which is the same up to the adversary's own loss. Where no
+choice of numbers spends the budget exactly, the one that leaves least is taken, and at first the one nearest
+to equal.
 """
 
 import jax.numpy as jnp
@@ -69,23 +73,21 @@ def gdro_prompt(
   return base._replace(weigh=weigh, control=control)
 
 
-def bin_weights(loss, bin, valid, *, eta: float, gamma: float, bound: float = 10.0):
+def bin_weights(loss, bin, valid, *, eta: float, gamma: float):
   """float32 [N]: q of each row's bin, rescaled to a mean of 1 over the valid rows; 0 for the others.
 
   Args:
-    loss: float32 [bins]; cut to +-bound.
+    loss: float32 [bins].
     bin: int32 [N].
     valid: bool [N]; only bins of valid rows take part.
   """
   present = groups.count(bin, valid, len(loss)) > 0
-  omega = jnp.where(present, jnp.exp(eta * jnp.clip(loss, -bound, bound)), 0.0)
-  share = omega / jnp.maximum(omega.sum(), 1e-30)
-  q = ((1 - gamma) * share + gamma / jnp.maximum(present.sum(), 1))[bin]
-  q = jnp.where(valid, q, 0.0)
+  q = jnp.where(valid, bins.weights(loss, present, eta=eta, gamma=gamma)[bin], 0.0)
   return q * valid.sum() / jnp.where(q.sum() > 0, q.sum(), 1.0)
 
 
 LAWS = {
+  "exponential": bins.exponential,
   "bandit": bins.bandit,
   "square_root": lambda eta, gamma: bins.square_root(),  # has no chances to sharpen
 }
@@ -96,7 +98,7 @@ def gdro_rollout(
   mean: float = 4.0,
   low: int = 2,
   high: int = 0,
-  law: str = "bandit",
+  law: str = "exponential",
   eta: float = 0.65,
   gamma: float = 0.01,
   window: int = 50,
@@ -108,8 +110,8 @@ def gdro_rollout(
   Args:
     mean: rollouts a prompt that the budget allows: budget / prompts.
     low, high: least and most rollouts of a prompt; high 0: three times the mean.
-    law: bandit or square_root.
-    eta, gamma: of allocate.bins.bandit.
+    law: exponential, square_root or bandit.
+    eta, gamma: of allocate.bins.exponential and allocate.bins.bandit.
     window, margin: of control.adversary.rollout_arms.
     **options: of `grpo`.
   """

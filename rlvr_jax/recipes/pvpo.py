@@ -31,8 +31,8 @@ def pvpo(
   """A fixed anchor for each prompt.
 
   Args:
-    profile: an .npz file with arrays `successes` and `trials`, one number a prompt of the table; empty:
-      none.
+    profile: an .npz file with arrays `successes` and `trials`, one number a prompt of the table, as
+      `python -m launch.evaluate --profile` writes; empty: none.
     refresh: visits that an anchor lasts; 0: for good.
     sure: rollouts of the reference, all right, from which on a prompt is left out; at least 1.
     scale: of advantage.anchored.pvpo.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.control.ramp import stairs
+from rlvr_jax.core import lots, traits
 from rlvr_jax.core import profile as profiles
 from rlvr_jax.core.types import Allocator, Recipe, Selection
 from rlvr_jax.recipes.grpo import grpo
@@ -43,7 +44,8 @@ def sgpo(
   """Groups by the inverse of the solve rate, easy prompts first.
 
   Args:
-    profile: an .npz file with arrays `successes` and `trials`, one number a prompt of the table; empty: none.
+    profile: an .npz file with arrays `successes` and `trials`, one number a prompt of the table, as
+      `python -m launch.evaluate --profile` writes; empty: none.
     trivial: solve rate above which a prompt is never used.
     buckets: sizes of groups, rising.
     unsolved: share of the unsolved prompts in each phase, in [0, 1].
@@ -72,9 +74,12 @@ def sgpo(
       if pools.shape[1] != len(candidates.id):
         raise ValueError(f"{profile} has {pools.shape[1]} prompts, the table {len(candidates.id)}")
       allowed &= jnp.asarray(pools)[_phase(knobs)][candidates.id]
-    order = jnp.where(allowed, jax.random.uniform(key, allowed.shape), -1.0)
+    order = jnp.where(allowed, lots.uniform(key, len(allowed)), -1.0)
     _, index = jax.lax.top_k(order, num)
     return Selection(index.astype(jnp.int32), allowed[index], jnp.zeros_like(allowed))
+
+  if pools is not None:
+    traits.declare(select, prompts=pools.shape[1])
 
   def plan(num_prompts, budget):
     need = buckets[0] * num_prompts

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from rlvr_jax.core import lots
 from rlvr_jax.core.types import Selection
 
 
@@ -17,7 +18,7 @@ def epoch():
   def select(key, candidates, num, knobs):
     del knobs
     open_ = ~candidates.taken & ~candidates.visited
-    order = jnp.where(open_, jax.random.uniform(key, open_.shape), jnp.inf)
+    order = jnp.where(open_, lots.uniform(key, len(open_)), jnp.inf)
     _, index = jax.lax.top_k(-order, num)
     valid = open_[index]
     consumed = jnp.zeros(open_.shape, bool).at[index].max(valid)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from rlvr_jax.core import lots
 from rlvr_jax.core.types import Selection
 from rlvr_jax.select.best import allowed, best
 
@@ -20,8 +21,8 @@ def skip():
     del knobs
     turn, coin, ties = jax.random.split(key, 3)
     open_ = allowed(candidates, True)
-    kept = open_ & (jax.random.uniform(coin, open_.shape) < candidates.score)
-    order = jax.random.uniform(turn, open_.shape)
+    kept = open_ & (lots.uniform(coin, len(open_)) < candidates.score)
+    order = lots.uniform(turn, len(open_))
     index, valid = best(ties, -order, kept, num)
     chosen = jnp.zeros(open_.shape, bool).at[index].max(valid)
     end = jnp.where(valid.all(), order[index[-1]], jnp.inf)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from rlvr_jax.core import lots
 from rlvr_jax.select import best as best_lib
 
 
@@ -44,7 +45,7 @@ def gumbel_top_k(
       raise ValueError(f"gumbel_top_k reads the knob {knob!r}; control has {sorted(knobs)}")
     noise, rest = jax.random.split(key)
     tau = knobs[knob] if knob else temperature
-    score = candidates.score / tau + jax.random.gumbel(noise, candidates.score.shape)
+    score = candidates.score / tau + lots.gumbel(noise, len(candidates.score))
     return best_lib.choose(rest, score, candidates, num, epochs=epochs, explore=explore)
 
   return select

@@ -40,7 +40,8 @@ class VerifierPool:
   the other items go on, the process is replaced, the pool stays usable:
 
     rule "timeout"           longer than time_limit_seconds
-    rule "crashed"           the process died (exit, segmentation fault, out of memory)
+    rule "crashed"           two processes died of it (exit, segmentation fault, out of memory); one may
+                             have been killed from outside
     rule "memory"            MemoryError, which the memory limit causes
     rule "forked"            a process that it started outlived it; that is killed
     rule "error: <message>"  verify raised, or returned no Verdict
@@ -135,6 +136,7 @@ class VerifierPool:
     waiting = collections.deque(range(len(items)))
     replies: list[Any] = [None] * len(items)
     left = len(items)
+    suspects: set[int] = set()  # of having taken a process down
     chunk = max(1, min(_MAX_CHUNK, len(items) // (4 * len(self._workers))))
     while left:
       for index, worker in enumerate(self._workers):
@@ -157,7 +159,9 @@ class VerifierPool:
         outcome, value = worker.receive()
         if outcome == "failed":
           raise RuntimeError(f"a verifier process did not start:\n{value}")
-        if worker.pending and outcome != "ready":
+        if outcome == "crashed" and worker.pending and worker.pending[0] not in suspects:
+          suspects.add(worker.pending[0])  # stays pending, and is the first of what waits
+        elif worker.pending and outcome != "ready":
           replies[worker.pending.popleft()] = (outcome, value)
           left -= 1
           worker.deadline = time.monotonic() + self._time_limit

@@ -33,6 +33,7 @@ from rlvr_jax.core.types import (
   Selection,
   Tally,
 )
+from rlvr_jax.decode.decode import DecodeCounts
 from rlvr_jax.decode.stops import Stops
 from rlvr_jax.train.rewards import Scorer
 
@@ -88,6 +89,7 @@ def make_collect(
 ):
   """Builds collect(params, step, control, collector, books) -> (collector, Batch, books, seconds).
 
+  The posterior is donated: that of the collector handed in is gone afterwards.
   `step` says which batch it is; tokens get it as their version, unless collect is given a `version`.
 
   Args:
@@ -279,7 +281,7 @@ def make_collect(
     }
     return pool, used, tally, booked, metrics, kept
 
-  @jax.jit
+  @functools.partial(jax.jit, donate_argnums=0)
   def end(posterior, tally):
     return recipe.posterior.update(posterior, tally)
 
@@ -354,6 +356,30 @@ def make_collect(
     clock.lap("rollout")
     return collector, Batch(pool, tally, metrics, samples), books, clock.seconds
 
+  def rehearse(control, posterior, kept):
+    """Shapes of the batch's rows and of the tally, by tracing all parts but rollout and verification."""
+    shape: Any = jax.eval_shape
+    scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    knobs, pool, used, tally, taken = shape(begin, control)
+    key = shape(jax.random.key, 0)
+    collector = Collector(posterior, kept, taken, scalar, shape(jax.random.key_data, key))
+    collector, round, state, taken = shape(
+      open_round, collector, key, all_prompts, taken, scalar, knobs
+    )
+    for width in plan:
+      counts, _, state = shape(functools.partial(allocate, width), state, round, scalar, knobs)
+      rows, reused = shape(
+        functools.partial(seed, width), key, round, counts, scalar, tally, knobs, kept
+      )
+      made = DecodeCounts(reused, reused, reused, reused, reused, scalar, scalar)
+      round, tally, _ = shape(settle_roll, round, rows, made, reused, scalar, tally)
+      values = {f"reward/{name}": rows.reward for name in names}
+      round = shape(settle, round, scalar, rows.correct, values, knobs)
+    pool, *_ = shape(close_round, round, key, pool, used, tally, knobs, kept)
+    shape(end, posterior, tally)
+    return pool, tally
+
+  collect.rehearse = rehearse
   collect.parts = {
     "begin": begin,
     "open_round": open_round,

@@ -58,6 +58,20 @@ def test_arms_as_published():
   assert arms[choose(value, per_bin, arms, 32, 32)].tolist() == [3, 2, 9]
 
 
+def test_arms_by_the_weights_of_an_adversary():
+  """The weights of GDRO's published example, as rows: q over its mean, times the mean."""
+  loss, per_bin = jnp.array([0.248, 0.04, 2.0, 0.0]), jnp.array([2, 1, 1, 0])
+  w = bins.weights(loss, per_bin > 0, eta=0.65, gamma=0.01)
+  np.testing.assert_allclose(w, [0.201470, 0.176414, 0.622117, 0], atol=1e-6)
+  arms = jnp.arange(2, 25)
+  value = bins.exponential()({"bin_loss": loss}, per_bin, arms, 8.0)
+  # 8 times 0.670744, 0.587326 and 2.071186 of the four rows' weights.
+  assert arms[value[:3].argmax(1)].tolist() == [5, 5, 17]
+  assert arms[choose(value, per_bin, arms, 32, 32)][:3].tolist() == [5, 5, 17]
+  even = bins.exponential(eta=0.0)({"bin_loss": loss}, per_bin, arms, 8.0)
+  assert arms[choose(even, per_bin, arms, 32, 32)][:3].tolist() == [8, 8, 8]
+
+
 def test_arms_are_the_best_of_all_choices():
   rng = np.random.default_rng(0)
   arms = np.arange(2, 7)
@@ -80,6 +94,7 @@ def test_rows_of_a_bin_are_equal_and_spend_the_budget():
   knobs = {
     "prompt_bin": jnp.array([0, 1, 1, 2, 0, 0]),
     "arm_score": jnp.zeros((3, 11)),
+    "bin_loss": jnp.zeros(3),
     "bin_variance": jnp.zeros(3),
   }
   round = a_round([0.5] * 4)
@@ -105,6 +120,7 @@ def test_errors():
     counts(bins.binned(), a_round([0.5]), 4)
   for build in (
     lambda: bins.bandit(eta=-1),
+    lambda: bins.exponential(gamma=2),
     lambda: bins.binned(low=5, high=4),
     lambda: ranked.ranked(low=0),
   ):

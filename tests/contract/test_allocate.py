@@ -24,6 +24,7 @@ B = 4
 KNOBS = {
   "prompt_bin": jnp.array([0, 1, 1, 2], jnp.int32),
   "arm_score": jnp.zeros((3, 11), jnp.float32),
+  "bin_loss": jnp.array([1.0, 0.5, 0.0], jnp.float32),
   "bin_variance": jnp.array([0.0, 0.1, 0.2], jnp.float32),
   "rank": jnp.array([0.0, 0.25, 0.5, 0.75], jnp.float32),
   "rank_spread": jnp.float32(2.0),

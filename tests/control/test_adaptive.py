@@ -180,11 +180,13 @@ def test_rollout_adversary_by_hand():
   state = control.init(plain_table(6))
   bins = state.bins.replace(bin=state.bins.bin.at[2].set(3))
   state = state.replace(bins=bins, price=jnp.float32(0.1))
+  state = state.replace(loss=state.loss.at[0].set(0.75), seen=state.seen.at[0].set(True))
   new = jax.jit(control.update)(state, feedback(rows, drawn=[0, 0, 6, 0, 2, 0]))
-  # Bin 0 had 2 rows and lost 1/2, bin 3 had 6 and lost 2/3; the mean was kept.
+  # Bin 0 had 2 rows and lost 1/2, less than before; bin 3 had 6 and lost 2/3, for the first time.
   expected = np.zeros((7, 7))
-  expected[0, 0], expected[3, 4] = 0.5 + 0.2, 2 / 3 - 0.2
+  expected[0, 0], expected[3, 4] = 0.5 - 0.75 + 0.2, -0.2
   np.testing.assert_allclose(new.score, expected, atol=1e-6)
+  np.testing.assert_allclose(new.loss[jnp.array([0, 3])], [0.88 * 0.75 + 0.12 * 0.5, 2 / 3])
   assert float(new.price) == pytest.approx(0.1) and not new.variance.any()
   more = jax.jit(control.update)(state, feedback(rows, drawn=[0, 0, 6, 0, 4, 0]))
   assert float(more.price) == pytest.approx(0.1 + 0.05)

@@ -47,3 +47,10 @@ def test_information_is_the_fall_of_entropy(k):
   got = np.asarray(laws.verdict_information(jnp.float32(a), jnp.float32(b), k))
   expect = [by_enumeration(x, y, k) for x, y in COUNTS]
   np.testing.assert_allclose(got, expect, rtol=5e-3, atol=2e-5)
+
+
+def test_digammas():
+  x = np.logspace(-6, 6, 200).astype(np.float32)
+  for k in (0, 3, 8):
+    exact = special.digamma(x.astype(float) + np.arange(k + 1)[:, None])
+    np.testing.assert_allclose(np.stack(laws.digammas(x, k)), exact, rtol=2e-6, atol=2e-6)

@@ -14,7 +14,9 @@ import numpy as np
 import optax
 import pytest
 
-from launch import evaluate
+from launch import dry_run, evaluate
+from rlvr_jax.core import profile
+from rlvr_jax.core.records import Verdict
 from rlvr_jax.core.types import plain_table
 from rlvr_jax.models.convert import on_default_device
 from rlvr_jax.models.load import export_policy, load_policy
@@ -59,7 +61,7 @@ from absl import flags
 from launch import evaluate
 evaluate.define_flags()
 for args in json.loads(sys.argv[1]):
-  for name in ("config", "set", "compare", "out", "plot", "policy", *evaluate._SHORT):
+  for name in ("config", "set", "compare", "out", "plot", "policy", "profile", *evaluate._SHORT):
     flags.FLAGS[name].unparse()
   try:
     evaluate.main(flags.FLAGS(["evaluate", *args]))
@@ -107,9 +109,14 @@ def test_a_run_through_the_flags(workdir, tmp_path):
     ([f"--policy={workdir}", "--set=task_args.eval_size=0"], "has no held-out prompts"),
     ([f"--compare={tmp_path}"], "holds no evaluation"),
     (["--policy=tiny", f"--out={__file__}"], "cannot write"),
+    (["--policy=tiny", "--profile=p.npz", "--prompts=3"], "--prompts has no place there"),
   ]
   text = _run([*cases, *(args for args, _ in wrong)], tmp_path / "cache")
-  ends = [line for line in text.splitlines() if line.startswith(("0", "error: ", "--policy=..."))]
+  ends = [
+    line
+    for line in text.splitlines()
+    if line.startswith(("0", "error: ", "--policy=...", "--profile takes"))
+  ]
   assert ends[:4] == ["0"] * 4, text
   assert len(ends) == 4 + len(wrong), text
   for end, (args, expected) in zip(ends[4:], wrong):
@@ -210,3 +217,34 @@ def test_another_task_comes_without_the_arguments_of_the_first(workdir):
   assert build().task_args == build("task=arithmetic").task_args == CONFIG.task_args
   assert build("task=reasoning_gym", "task_args.eval_size=3").task_args == {"eval_size": 3}
   assert build("eval_samples=16").eval_samples == 16
+
+
+def judged_by_source(**args):
+  return arithmetic(**args)._replace(verify=copies_are_right)
+
+
+def copies_are_right(example, text):
+  return Verdict(float(example.source == "copy"))
+
+
+def test_a_profile_of_the_training_prompts(tmp_path):
+  """Which are right is up to the prompt alone, so that every number is known; a dry run then reads it."""
+  config = dataclasses.replace(
+    CONFIG, policy="tiny", task="tests.launch.test_evaluate:judged_by_source", eval_samples=SAMPLES,
+    eval_prompts=2,
+  )  # fmt: skip
+  path = str(tmp_path / "profile.npz")
+  evaluate.profile(config, path)
+  successes, trials = profile.load(path)
+  right = [e.source == "copy" for e in arithmetic(**TASK).train]
+  assert len(right) == TASK["train_size"] and 0 < sum(right) < len(right)
+  np.testing.assert_array_equal(successes, np.multiply(right, SAMPLES))
+  np.testing.assert_array_equal(trials, np.full(len(right), SAMPLES))
+  assert [one.name for one in tmp_path.iterdir()] == ["profile.npz"]
+  run = dataclasses.replace(config, recipe="pvpo", recipe_args={"profile": path})
+  assert dry_run.budget(run)["rows a round"] == CONFIG.budget
+  more = dataclasses.replace(run, task_args=TASK | {"train_size": 6})
+  with pytest.raises(ValueError, match="has 8 prompts, the table 6"):
+    dry_run.budget(more)
+  with pytest.raises(ValueError, match="cannot write"):
+    evaluate.profile(config, str(tmp_path / "profile.npz" / "in_a_file.npz"))

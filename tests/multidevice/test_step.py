@@ -107,7 +107,7 @@ def _run(mesh, keep=BUDGET):
     rows = batch.rows.replace(valid=batch.rows.valid & (jnp.arange(BUDGET) < keep))
     key = jax.random.wrap_key_data(collector.key)
     learner, learned, booked = learn(learner, rows, batch.tally, collector.epoch, key)
-    state = RunState(learner, collector, ledger.book(books, booked))
+    state = state.replace(learner=learner, collector=collector, ledger=ledger.book(books, booked))
     batches.append(jax.device_get(rows))
     metrics.append(batch.metrics | learned)
   return Run(batches, metrics, state, evaluate(state.learner.params))

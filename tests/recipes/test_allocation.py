@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.types import Belief, Candidates, Tally, plain_table
+from rlvr_jax.core.types import Belief, Candidates, Feedback, Tally, plain_table
 from rlvr_jax.keep import choose
 from rlvr_jax.posterior.latest import latest
 from rlvr_jax.recipes import aero, ar3po, cures, gdro, pilot_commit, sgpo, xrpo
@@ -207,6 +207,34 @@ def test_gdro_weights_as_published():
     gdro.bin_weights(loss, bin, valid, eta=0.0, gamma=0.01)[:4], [1] * 4, atol=1e-6
   )
   assert not gdro.bin_weights(loss, bin, ~valid & valid, eta=0.65, gamma=0.01).any()
+
+
+def deals(law, verdict):
+  """What gdro_rollout gives four prompts in each of eight steps."""
+  recipe = gdro.gdro_rollout(law=law)
+  state, update = recipe.control.init(plain_table(4)), jax.jit(recipe.control.update)
+  round, zeros, dealt = a_round([0.5] * 4), jnp.zeros(4, jnp.int32), []
+  deal = jax.jit(lambda state: recipe.allocate.next((), round, 16, recipe.control.value(state))[0])
+  for step in range(8):
+    dealt.append(deal(state).tolist())
+    prompt = np.repeat(np.arange(4), dealt[-1])
+    right = verdict(prompt)
+    rows = toy.rows(prompt, right, prompt_id=prompt)
+    told = [jnp.asarray(np.bincount(prompt, x), jnp.float32) for x in (np.ones(16), right)]
+    tally = Tally(*told, jnp.asarray(dealt[-1], jnp.int32), zeros)
+    nothing = jnp.zeros(rows.tokens.shape), jnp.float32(1)
+    state = update(state, Feedback(rows, *nothing, tally, jnp.int32(0), jnp.int32(step)))
+  return dealt
+
+
+def test_gdro_deals_by_the_losses_of_the_bins():
+  dealt = deals("exponential", lambda prompt: prompt < 2)
+  # All are in one bin; then the losses are 0.5 and 0, so that the weights are as 1.38 to 1, and grow to 1.7.
+  assert dealt[0] == [4] * 4 and dealt[1:] == [[3, 3, 5, 5]] * 7
+  rng = np.random.default_rng(0)
+  noisy = deals("bandit", lambda prompt: rng.random(len(prompt)) < np.where(prompt < 2, 0.9, 0.2))
+  assert dealt[0] == [4] * 4 and any(max(one) > min(one) for one in noisy)
+  assert all(sum(one) == 16 for one in noisy)
 
 
 def test_gdro_budget_must_fit_its_mean():

@@ -145,7 +145,7 @@ def run(parts: Parts, steps: int, state: RunState | None = None, *, push=copied,
     batch, pending = schedule.turn(queue, collect, learn, send)
     metrics, booked = parts.read(pending)
     books = ledger.book(books, booked)
-    now = RunState(learner, collector, books, queue=tuple(queue))
+    now = state.replace(learner=learner, collector=collector, ledger=books, queue=tuple(queue))
     rows, tally, now = jax.device_get((batch.rows, batch.tally, now))
     out.append(Step(rows, tally, metrics, now))
   return out

@@ -122,3 +122,21 @@ def test_band():
 def test_errors(make, args, message):
   with pytest.raises(ValueError, match=message):
     make(**args)
+
+
+@pytest.mark.parametrize("kind", ["rising", "falling", "random", "equal"])
+def test_the_best_of_many_whatever_their_order(kind):
+  """So many that they are looked through in blocks, the last of which is not full."""
+  num, many = 3, 3001
+  score = np.random.default_rng(0).permutation(many).astype(np.float32)
+  score = {"rising": np.sort(score), "falling": -np.sort(score), "equal": score * 0}.get(
+    kind, score
+  )
+  allowed = np.arange(many) % 3 != 1
+  index, valid = best(jax.random.key(0), jnp.asarray(score), jnp.asarray(allowed), num)
+  assert valid.all() and allowed[index].all() and len(set(index.tolist())) == num
+  assert sorted(score[index]) == sorted(score[allowed])[-num:]
+  few = np.zeros(many, bool)
+  few[[7, many - 1]] = True
+  index, valid = best(jax.random.key(0), jnp.asarray(score), jnp.asarray(few), num)
+  assert valid.tolist() == [True, True, False] and set(index[:2].tolist()) == {7, many - 1}

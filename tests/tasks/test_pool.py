@@ -69,7 +69,7 @@ def test_what_goes_wrong_costs_its_own_item_and_is_counted(pool):
   assert rules.count("same") == 193
   counted = dict(pool.counters)
   messages = counted.pop("messages")
-  assert counted == {"timeout": 1, "crashed": 2, "error": 4, "verified": 193, "restarts": 3}
+  assert counted == {"timeout": 1, "crashed": 2, "error": 4, "verified": 193, "restarts": 5}
   assert messages <= 200
   assert outcomes(run(pool, ["right", "wrong"])) == [(1.0, "same"), (0.0, "same")]
 

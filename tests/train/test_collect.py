@@ -289,7 +289,7 @@ def test_verdicts_reach_their_rows():
     assert rows.correct[i] == rows.reward[i] == response.count(1)
   ((ids, texts),) = run.judge.calls
   assert len(ids) == BUDGET
-  assert rows.correct.max() > 1
+  assert len(set(rows.correct.tolist())) > 1
   for sample, prompt, text in zip(batch.samples, ids, texts):
     assert (sample.prompt_id, sample.text) == (prompt, text)
     assert sample.num_tokens == len(text.split())
