@@ -27,7 +27,7 @@ def budget(config: Config) -> dict[str, int]:
     ValueError: as the run would: for a name, an argument or sizes that do not fit.
   """
   rewards = reward_functions(config.rewards, REWARDS)
-  recipe = compose(config.recipe, config.recipe_args, config.slots)
+  recipe = compose(config.recipe, config.recipe_args, config.slots, kl_coef=config.kl_coef)
   recipe = rewarded(recipe, {one.name: one.weight for one in rewards})
   task = table.build("task", config.task, TASKS, config.task_args)
   absent = set(recipe.annotate) - {"old", "reference", *config.models}

@@ -79,7 +79,7 @@ def plan(config: Config) -> memory.Plan:
   mesh = AbstractMesh(shape, meshes.AXES)
   model = model_of(config)
   policy = decoder(model)
-  recipe = compose(config.recipe, config.recipe_args, config.slots)
+  recipe = compose(config.recipe, config.recipe_args, config.slots, kl_coef=config.kl_coef)
   optimizer = make_optimizer(config, make_schedule(config, recipe.updates), recipe.step_scale)
   whole = jax.eval_shape(policy.init, jax.random.key(0))
   forms = make_forms(config, policy, whole)

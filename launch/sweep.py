@@ -73,10 +73,11 @@ def grid(config, axes: Sequence[str]) -> dict[str, Any]:
     if not equals or not values:
       raise ValueError(f"--grid={axis} is not of the form key=value,value")
     choices.append([f"{key.strip()}={value}" for value in _split(values)])
-  return {
-    ",".join(one).replace("/", "_"): apply_overrides(config, one)
-    for one in itertools.product(*choices)
-  }
+  combinations = list(itertools.product(*choices))
+  names = [",".join(one).replace("/", "_") for one in combinations]
+  if twice := [name for name in names if names.count(name) > 1]:
+    raise ValueError(f"--grid has two runs of the name {twice[0]!r}")
+  return {name: apply_overrides(config, one) for name, one in zip(names, combinations)}
 
 
 def _split(text: str) -> list[str]:
@@ -212,9 +213,10 @@ def spread(processes: int, workdir: Path) -> list[str]:
 
     def pass_on(number, frame):
       heard.append(number)
-      print("\nstopping after the steps that are running; once more to stop at once", flush=True)
       for child in children:
         child.send_signal(number)
+      with contextlib.suppress(RuntimeError, OSError):  # it may come in the middle of another print
+        print("\nstopping after the steps that are running; once more to stop at once", flush=True)
 
     old = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -340,7 +342,7 @@ def main(argv):
   except (Interrupted, KeyboardInterrupt) as stopped:
     print(f"{stopped or 'stopped'}; the same command goes on with the sweep", flush=True)
     sys.exit(130)
-  except (ValueError, ImportError) as error:
+  except (ValueError, ImportError, OSError) as error:
     if os.environ.get("RLVR_TRACEBACK"):
       raise
     sys.exit(f"error: {error}")

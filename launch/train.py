@@ -211,7 +211,7 @@ def _build(config) -> _Built:
   from rlvr_jax.train.rewards import reward_functions
 
   placed = meshes.place(config.mesh, config.rollout_devices)
-  recipe = compose(config.recipe, config.recipe_args, config.slots)
+  recipe = compose(config.recipe, config.recipe_args, config.slots, kl_coef=config.kl_coef)
   if config.debug == "mock":
     mock = {"mock": "rlvr_jax.train.debug:mock_rollout"}
     recipe = recipe._replace(rollout=table.build("rollout", "mock", mock, config.debug_args))
@@ -293,7 +293,11 @@ def _command(config, workdir):
     if not replay(config, workdir, _DUMP.value, learn_only=_DEBUG.value == "train"):
       sys.exit(1)
   else:
-    run(config, workdir, profile=profile_steps(), dump=_DUMP.value)
+    profile, dump = profile_steps(), _DUMP.value
+    for flag, step in (("profile", profile.start), ("dump", dump or 0)):
+      if step >= config.steps:
+        raise ValueError(f"--{flag}: there is no step {step}, the last one is {config.steps - 1}")
+    run(config, workdir, profile=profile, dump=dump)
 
 
 def main(argv):

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlvr_jax.core import table, traits, types
 from rlvr_jax.core.types import Recipe
+from rlvr_jax.objective.kl import in_loss
 from rlvr_jax.recipes import RECIPES
 from rlvr_jax.reward import outcome
 from rlvr_jax.reward.weighted import weighted
@@ -54,11 +55,21 @@ KINDS = {
 
 
 def compose(
-  name: str, args: Mapping[str, Any] | None = None, slots: Mapping[str, str] | None = None
+  name: str,
+  args: Mapping[str, Any] | None = None,
+  slots: Mapping[str, str] | None = None,
+  *,
+  kl_coef: float = 0.0,
 ) -> Recipe:
   """The recipe `name` with its arguments, then with the slots replaced.
 
   What the new pieces read of other policies is added to `annotate`.
+
+  Args:
+    name: in RECIPES.
+    args: of its factory.
+    slots: slot -> expression.
+    kl_coef: of a KL term added to the objective, whichever it is: see objective.kl.in_loss.
 
   Raises:
     ValueError: for an unknown name, slot, function or argument (with the close ones), and for pieces that do
@@ -69,6 +80,8 @@ def compose(
     if slot not in SLOTS:
       raise table.unknown("slot", slot, SLOTS)
     recipe = recipe._replace(**{slot: _of_kind(slot, text, fill(slot, text))})
+  if kl_coef:
+    recipe = recipe._replace(objective=in_loss(base=recipe.objective, coefficient=kl_coef))
   needed = traits.needs(recipe.advantage, recipe.weigh, recipe.objective)
   recipe = recipe._replace(annotate=tuple(dict.fromkeys((*recipe.annotate, *needed))))
   return traits.check(recipe)

@@ -1,8 +1,9 @@
 """GRPO: a group of rollouts for each prompt, and each one judged against the mean of its group.
 
 The base that the other recipes replace parts of. Differs from the paper: the loss is the mean over all
-tokens of the batch instead of a mean over the rows' means, and there is no KL term, as is usual now when
-the reward is verified (both from DAPO). The clip is 0.2 on both sides as in the paper.
+tokens of the batch instead of a mean over the rows' means, and there is no KL term unless the config has a
+kl_coef, as is usual now when the reward is verified (both from DAPO). The clip is 0.2 on both sides as in
+the paper.
 """
 
 from rlvr_jax.advantage import group

@@ -59,7 +59,7 @@ class Checkpointer:
   def _clear(self) -> None:
     for path in self._folder.iterdir() if self._folder.exists() else ():
       if _TEMPORARY in path.name or path.name.endswith(_REMOVED):
-        shutil.rmtree(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
   def _open(self) -> ocp.CheckpointManager:
     # Without the handler, a manager that has saved nothing itself cannot read what there is.
@@ -125,12 +125,15 @@ class Checkpointer:
     step, self._saving = self._saving, None
     if self._best and self._best["step"] == step:
       hosts.first(lambda: _write(self._folder / _BEST_FILE, json.dumps(self._best) + "\n"))
+    self._tidy()
+    return None
+
+  def _tidy(self) -> None:
     if self._mirror is not None:
       self._mirror.settle()  # it may be copying what is removed now
     self._prune()
     if self._mirror is not None:
       self._mirror.push()
-    return None
 
   def _failed(self, error: Exception) -> str:
     if jax.process_count() > 1:  # the others do not know, and wait
@@ -165,7 +168,11 @@ class Checkpointer:
   def best(self) -> dict[str, Any] | None:
     """{"step", "metric", "value"} of the checkpoint that is kept for its evaluation."""
     file = self._folder / _BEST_FILE
-    found = json.loads(file.read_text()) if file.exists() else None
+    try:
+      found = json.loads(file.read_text()) if file.exists() else None
+    except ValueError as error:
+      print(f"WARNING: {file} is damaged, the best so far is not known: {_line(error)}", flush=True)
+      return None
     return found if found and found["step"] in self._manager.all_steps() else None
 
   def offer(self, state: RunState, metric: str, value: float) -> None:
@@ -178,6 +185,7 @@ class Checkpointer:
     self._best = {"step": step, "metric": metric, "value": float(value)}
     if step in self._manager.all_steps():
       hosts.first(lambda: _write(self._folder / _BEST_FILE, json.dumps(self._best) + "\n"))
+      self._tidy()
     else:
       self.save(state)
 

@@ -70,6 +70,7 @@ class Config:
   recipe: str = "grpo"  # name in recipes.RECIPES
   recipe_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the recipe's factory
   slots: dict[str, Any] = dataclasses.field(default_factory=dict)  # slot -> what fills it instead
+  kl_coef: float = 0.0  # of the KL to models["reference"], or the policy at the start, in the loss; >= 0
   models: dict[str, Any] = dataclasses.field(default_factory=dict)  # other policies: name -> path
   # Reward functions: "module:function" or a name in reward.REWARDS -> weight, or {"weight": weight, and
   # arguments of the function}. Those of weight 0 are looked at, and no more.
@@ -200,7 +201,7 @@ def validate(config: Config) -> None:
   check(
     "warmup_steps weight_decay bin_tokens warm_start_steps eval_every eval_temperature"
     " sample_every num_samples_shown record_completions checkpoint_every checkpoint_minutes"
-    " max_generated_tokens rollout_devices",
+    " max_generated_tokens rollout_devices kl_coef",
     ">= 0",
     lambda v: v >= 0,
   )

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,10 @@ def folder(workdir: str | os.PathLike, step: int) -> Path:
 
 
 def dump_before(workdir: str | os.PathLike, state: RunState) -> None:
-  """Keeps the state before a step."""
-  with Checkpointer(folder(workdir, int(state.learner.step)), keep=1) as checkpoints:
+  """Keeps the state before a step, in the place of an older dump of it."""
+  where = folder(workdir, int(state.learner.step))
+  hosts.first(lambda: shutil.rmtree(where, ignore_errors=True))
+  with Checkpointer(where, keep=1) as checkpoints:
     checkpoints.save(state)
     checkpoints.finish()
 

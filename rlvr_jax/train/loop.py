@@ -158,7 +158,9 @@ def train(
       checkpoints.save(state)
       after: dict[str, float] = {}
       if config.eval_every:
-        after, state = _evaluate(parts, state, desk)
+        after, booked = _evaluate(parts, state, desk)
+        _offer(config, state, after, desk)
+        state = booked
         writers.write(int(state.learner.step), after | _totals(state))
       checkpoints.finish()
       if any(hosts.gather(stop.requested)):  # else a sweep would go on with its next run
@@ -454,8 +456,9 @@ class _StopSignals:
 
   def _heard(self, number, frame):
     self.requested = True
-    print("\nstopping after this step; once more to stop at once", flush=True)
     signal.signal(number, self._old[number])
+    with contextlib.suppress(RuntimeError, OSError):  # it may come in the middle of another print
+      print("\nstopping after this step; once more to stop at once", flush=True)
 
   def __exit__(self, *_):
     for number, handler in self._old.items():

@@ -211,4 +211,8 @@ def read_completions(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     ValueError: if the file is damaged before its last line.
   """
   path = Path(workdir) / COMPLETIONS_FILE
-  return [row for row in _lines(path) if "step" in row] if path.exists() else []
+  rows = [row for row in _lines(path) if "step" in row] if path.exists() else []
+  for row in rows:
+    if absent := [name for name in Rollout._fields if name not in row]:
+      raise ValueError(f"{path}: a completion of step {row['step']} lacks {', '.join(absent)}")
+  return rows

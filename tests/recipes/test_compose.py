@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.core.types import Recipe
+from rlvr_jax.core.types import Recipe, TokenStats
 from rlvr_jax.recipes import RECIPES, __main__
 from rlvr_jax.recipes.compose import SLOTS, compose, fill, functions
 from tests import toy
@@ -39,6 +39,21 @@ def test_choices_within_a_slot():
   recipe = compose("grpo", slots={"weigh": "top_tokens", "aggregate": "token_mean(over=kept)"})
   assert recipe.weigh.denominator == recipe.aggregate.denominator == "kept"
   assert compose("grpo", slots={"refill": "Refill(rounds=3)"}).refill.rounds == 3
+
+
+@pytest.mark.parametrize("name", ["grpo", "cispo", "rlad"])
+def test_a_kl_term_is_added_to_any_objective(name):
+  """log pi is 0.5 above the reference in every token: corrected k3 is exp(-0.5) - 0.5 there."""
+  recipe, plain = compose(name, kl_coef=0.1), compose(name)
+  assert recipe.annotate == (*plain.annotate, "reference")
+  logprobs = ROWS.full_logprobs
+  extras = {"reference_logprobs": logprobs - 0.5, "teacher_logprobs": logprobs}
+  rows, stats = ROWS.replace(extras=extras), TokenStats(logprobs, jnp.zeros_like(logprobs))
+  advantage = recipe.advantage(rows)
+  loss, without = (r.objective.loss(stats, rows, advantage, {})[0] for r in (recipe, plain))
+  np.testing.assert_allclose((loss - without)[:, 1], 0.1 * (np.exp(-0.5) - 0.5), rtol=1e-5)
+  with pytest.raises(ValueError, match="at least 0"):
+    compose(name, kl_coef=-0.1)
 
 
 def test_every_slot_has_functions():
