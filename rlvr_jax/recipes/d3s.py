@@ -42,6 +42,8 @@ def d3s(
   ends = (rows_start, rows_end, tokens_start, tokens_end)
   if not all(0 < share <= 1 for share in ends):
     raise ValueError(f"shares of rows and tokens must lie in (0, 1], got {ends}")
+  if ramp_steps < 1:
+    raise ValueError(f"ramp_steps must be at least 1, got {ramp_steps}")
   base = grpo(**options)
   control = ramp(
     base=base.control, knob="rows_share", start=rows_start, end=rows_end, steps=ramp_steps

@@ -82,7 +82,7 @@ def test_slots_do_not_change_what_is_learned_and_temperature_reaches_the_rows():
 def test_T11_T41_more_updates_on_a_batch_leave_the_policy_that_sampled_it():
   once, twice = (toy_run.run(grpo(updates=u), 3, rate=0.3) for u in (1, 3))
   assert max(s.metrics["policy/ratio_max"] for s in once.steps) == pytest.approx(1, abs=1e-5)
-  assert min(s.metrics["policy/ratio_max"] for s in twice.steps) > 1.2
+  assert twice.steps[0].metrics["policy/ratio_max"] > 1.2
   assert max(s.metrics["policy/clip_frac_high"] for s in twice.steps) > 0
   assert max(s.metrics["policy/kl_old"] for s in twice.steps) > 0
   # A step is a batch, however many updates it takes.

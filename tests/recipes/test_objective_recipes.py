@@ -60,12 +60,23 @@ def test_an_episode_ignores_rows_that_are_not_valid():
 
 
 def test_shares_of_d3s_grow():
-  recipe = d3s(ramp_steps=100)
+  recipe = d3s(ramp_steps=5)
   state = recipe.control.init(plain_table(3))
-  for done, expect in ((0, 0.25), (40, 0.35), (100, 0.5), (500, 0.5)):
-    knobs = recipe.control.value((jnp.int32(done), state[1]))
-    assert float(knobs["rows_share"]) == pytest.approx(expect)
-  assert float(knobs["tokens_share"]) == 0.5 and float(knobs["temperature"]) == 1
+  for rows, tokens in (
+    (0.25, 0.2),
+    (0.3, 0.26),
+    (0.35, 0.32),
+    (0.4, 0.38),
+    (0.45, 0.44),
+    (0.5, 0.5),
+  ):
+    knobs = recipe.control.value(state)
+    assert float(knobs["rows_share"]) == pytest.approx(rows)
+    assert float(knobs["tokens_share"]) == pytest.approx(tokens)
+    state = recipe.control.update(state, None)
+  knobs = recipe.control.value(recipe.control.update(state, None))
+  assert float(knobs["rows_share"]) == pytest.approx(0.5)  # and no further
+  assert float(knobs["temperature"]) == 1
   with pytest.raises(ValueError, match="shares of rows"):
     d3s(rows_start=0.0)
   with pytest.raises(ValueError, match="ramp_steps"):
