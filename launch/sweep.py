@@ -186,7 +186,11 @@ def finished(folder: Path, config) -> bool:
   from rlvr_jax.train.config import to_json
 
   file = folder / FINISHED_FILE
-  return file.exists() and json.loads(file.read_text())["config"] == json.loads(to_json(config))
+  try:
+    done = json.loads(file.read_text()) if file.exists() else {}
+  except ValueError:  # damaged; the run is resumed, and has nothing left to do
+    done = {}
+  return done.get("config") == json.loads(to_json(config))
 
 
 def spread(processes: int, workdir: Path) -> list[str]:

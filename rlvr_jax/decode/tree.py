@@ -10,8 +10,8 @@ grow: a child takes over a copy of its parent's cache, at any place that the cac
 is free, it queues and is caught up with from its tokens, many at a time.
 
 What a row samples depends on its uid and its tokens; the uid of a child on that of its parent, the place and
-how many children the parent had there. So where a plan's decisions depend on rows alone, neither slots nor
-the order of rows change what grows.
+a number that no other child of the parent has there, nor had before it was cut off. So where a plan's
+decisions depend on rows alone, neither slots nor the order of rows change what grows.
 """
 
 import functools
@@ -71,6 +71,7 @@ class Growth(flax.struct.PyTreeNode):
   room: Array  # bool [N], rows that the trees may use
   born: Array  # int32 [N], how many rows its group had before
   suppressed: Array  # int32 [N], forks of the row that found no row to become
+  gone: Array  # int32 [N], children of the row that were cut off
   new: Array  # bool [N], children of the last pause, not in slots yet
 
 
@@ -202,7 +203,11 @@ def probe(policy: Policy, params, rows: Rows, at, *, num_tokens: int, number: in
   uid = trees.child_uids(rows.uid, at, jnp.full(len(at), -1 - number, jnp.int32))
   ahead = rows_lib.fork(rows, jnp.where(asked, index, -1), at, uid)
   limit = jnp.minimum(at + num_tokens, rows.limit)
-  ahead = ahead.replace(limit=jnp.where(asked, limit, rows.limit), valid=asked)
+  ahead = ahead.replace(
+    limit=jnp.where(asked, limit, rows.limit),
+    parent=jnp.full(len(at), -1, jnp.int32),  # which is not among these rows
+    valid=asked,
+  )
   ahead, counts = engine.decode(policy, params, ahead, **options)
   return ahead, counts.replace(probed=counts.generated)
 
@@ -260,7 +265,8 @@ def _plant(plan, rows, version):
   )
   zero = jnp.zeros(len(room), jnp.int32)
   born = jnp.where(roots, groups.rank(rows.group, roots), 0)
-  return rows, Growth(room=room, born=born, suppressed=zero, new=jnp.zeros(len(room), bool)), seen
+  new = jnp.zeros(len(room), bool)
+  return rows, Growth(room=room, born=born, suppressed=zero, gone=zero, new=new), seen
 
 
 def _decide(plan, state, growth, version, eos_ids):
@@ -281,6 +287,8 @@ def _decide(plan, state, growth, version, eos_ids):
     counts = counts.replace(pruned=counts.pruned + lost)
     live = lambda valid: groups.count(rows.group, valid) > 0
     emptied = (live(rows.valid) & ~live(rows.valid & ~gone)).sum()
+    above = jnp.where(gone & (rows.parent >= 0), rows.parent, len(gone))
+    growth = growth.replace(gone=growth.gone.at[above].add(1, mode="drop"))
     rows = trees.without(rows, gone)
     rows = rows.replace(status=jnp.where(gone, KILLED, rows.status).astype(jnp.int32))
     growth = growth.replace(new=growth.new & ~gone)
@@ -325,12 +333,14 @@ def _fork(rows, forks, growth, by_rank):
   )
   into = jnp.where(found, taker[group, jnp.minimum(turn, n - 1)], n)
   source = trees.fork_source(rows.parent, rows.fork_at, row, at)
-  # How many children the source has at this place: those before this pause, and those of lower rank now.
+  # Children that the source has at this place, those of lower rank now, and all that it lost: the sum grows
+  # with each one, so that nobody gets the uid of another, nor of one that was cut off.
   before = (
     rows.valid[None] & (rows.parent[None] == source[:, None]) & (rows.fork_at[None] == at[:, None])
   )
   same = groups.split(source, at, found)
   number = before.sum(1) + jnp.where(found, groups.rank(same, found, by=turn), 0)
+  number += growth.gone[source]
   uid = trees.child_uids(rows.uid[source], at, number.astype(jnp.int32))
   scatter = lambda x, empty: (
     jnp.full((n, *x.shape[1:]), empty, x.dtype).at[into].set(x, mode="drop")
@@ -343,6 +353,7 @@ def _fork(rows, forks, growth, by_rank):
   growth = growth.replace(
     born=jnp.where(new, youngest[rows.group] + 1 + scatter(turn, 0), growth.born),
     suppressed=growth.suppressed + lost,
+    gone=jnp.where(new, 0, growth.gone),
     new=new,
   )
   return rows, growth, strange.sum(), scatter(jnp.arange(n * k, dtype=jnp.int32), 0)

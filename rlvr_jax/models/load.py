@@ -87,6 +87,8 @@ def load_policy(
   path = pathlib.Path(name).expanduser()
   if path.suffix == ".gguf":
     return _from_gguf(path, request)
+  if (path / "metrics.jsonl").exists():
+    raise ValueError(f"{name} is the workdir of a run; its trained model is {path / 'export'}")
   if path.is_dir():
     return _from_folder(path, request)
   if name in HUB:
@@ -181,6 +183,7 @@ def _download(name: str) -> pathlib.Path:
     )
   except Exception as error:  # network libraries raise many kinds
     raise ValueError(
-      f"could not fetch {name!r} from the Hugging Face hub ({type(error).__name__}); download it "
+      f"there is no folder {name} here, and it could not be fetched from the Hugging Face hub "
+      f"({type(error).__name__}); download it "
       f"on a connected machine (hf download {name} --local-dir FOLDER) and pass the folder"
     ) from error

@@ -35,6 +35,8 @@ STAGES = ("generate",)
 CHANGES = ("rollout",)
 EVIDENCE = "code"
 
+NO_LOGPROB = 1.0
+
 SHARES = ((0, 1.0), (100, 0.75), (200, 0.5), (300, 0.25))  # the authors', for mathematics
 
 
@@ -104,6 +106,9 @@ def look_ahead(least, gap, windows, tests, force, decay, shares) -> engine.Plan:
       ),  # token at the last place, had it been the second one
       "logprob": jnp.zeros_like(rows.temperature),
       "chances": jnp.zeros((len(rank), 2), jnp.float32),
+      # Of likeliest tokens, at the row's own temperature; NO_LOGPROB where rows say it already.
+      "said": jnp.full_like(rows.full_logprobs, NO_LOGPROB),
+      "entropy": jnp.zeros_like(rows.entropy),
       "decided": jnp.zeros_like(rows.length),
     }
     return (
@@ -113,14 +118,19 @@ def look_ahead(least, gap, windows, tests, force, decay, shares) -> engine.Plan:
     )
 
   def see(seen, row, place, law, token):
-    del place, token
+    last = len(seen["greedy"]) - 1
+    greedy = seen["greedy"][jnp.minimum(row, last)]
+    row = jnp.where(greedy, row, last + 1)  # the others' laws are at their temperatures already
     top, ids = jax.lax.top_k(law, 2)
-    logprobs = top - law_lib.log_normaliser(law)[:, None]
+    z = law_lib.temper(law, seen["temperature"][jnp.minimum(row, last)])
     put = lambda name, x: seen[name].at[row].set(x, mode="drop")
+    at_place = lambda name, x: seen[name].at[row, place].set(x, mode="drop")
     return seen | {
       "second": put("second", ids[:, 1].astype(jnp.int32)),
-      "logprob": put("logprob", logprobs[:, 1]),
-      "chances": put("chances", jnp.exp(logprobs)),
+      "logprob": put("logprob", law_lib.logprob(z, ids[:, 1])),
+      "chances": put("chances", jnp.exp(top - law_lib.log_normaliser(law)[:, None])),
+      "said": at_place("said", law_lib.logprob(z, token)),
+      "entropy": at_place("entropy", law_lib.entropy(z)),
     }
 
   def gate(rows, seen):
@@ -164,7 +174,18 @@ def look_ahead(least, gap, windows, tests, force, decay, shares) -> engine.Plan:
       wanted |= tested(rows, seen, window).any()
     return wanted | to_fill(rows, seen).any()
 
+  def booked(rows, seen):
+    """Rows with what was seen of their likeliest tokens, as if these had been drawn."""
+    new = seen["said"] < NO_LOGPROB
+    rows = rows.replace(
+      behavior_logprobs=jnp.where(new, seen["said"], rows.behavior_logprobs),
+      full_logprobs=jnp.where(new, seen["said"], rows.full_logprobs),
+      entropy=jnp.where(new, seen["entropy"], rows.entropy),
+    )
+    return rows, seen | {"said": jnp.full_like(seen["said"], NO_LOGPROB)}
+
   def branch(rows, seen):
+    rows, seen = booked(rows, seen)
     ends, opens = over(rows, seen), gate(rows, seen)
     decided = jnp.where(seen["grown"], rows.length, -1)
     seen = seen | {"greedy": seen["greedy"] & ~ends, "decided": decided}

@@ -45,6 +45,8 @@ def main(descriptor: int) -> None:
   """Answers the messages of the pool at the other end of a socket until that end is closed."""
   os.set_inheritable(descriptor, False)
   connection, parent, own = Connection(descriptor), os.getppid(), os.getpid()
+  # A signal to all processes of a job: the run decides. What an item starts gets the default back.
+  signal.signal(signal.SIGTERM, lambda *_: None)
   try:
     if sys.platform == "linux":  # orphans of what an item starts become ours, to be ended
       ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -216,7 +216,7 @@ def make_collect(
     return constrain(rows), reused
 
   @jax.jit
-  def settle_roll(round, rows, counts, reused, offset, tally):
+  def settle_roll(round, rows, begun, counts, reused, offset, tally):
     everywhere = jnp.ones_like(rows.valid)  # a pruned row is not valid, its tokens were generated
     by_prompt = lambda x: groups.total(x, rows.prompt_id, everywhere, num_table)
     booked = {
@@ -230,7 +230,7 @@ def make_collect(
       booked |= {"drafted": by_prompt(counts.drafted), "accepted": by_prompt(counts.accepted)}
       booked["reused"] += booked["accepted"]
     tally = tally.replace(
-      drawn=tally.drawn + by_prompt(rows.valid.astype(jnp.int32)),
+      drawn=tally.drawn + by_prompt(begun.astype(jnp.int32)),
       tokens=tally.tokens + booked["generated"],
     )
     return round.replace(rows=rows_lib.write(round.rows, rows, offset)), tally, booked
@@ -265,11 +265,12 @@ def make_collect(
       rows = rows.replace(reward=recipe.reward(rows, knobs))
       booked["reused"] = by_prompt(reused, rows, rows.valid)
     rows = rows.replace(trials=trials[rows.group], successes=successes[rows.group])
-    chosen = recipe.choose(keys.stream(key, "choose"), rows, knobs) & _scored(rows, weighty)
-    chosen &= rows.status != OPEN
+    picked = recipe.choose(keys.stream(key, "choose"), rows, knobs) & (rows.status != OPEN)
+    chosen = picked & _scored(rows, weighty)
     banked = jnp.zeros_like(chosen)
     if replay.add is not None:
-      kept, banked = replay.add(kept, rows, chosen, round.step)
+      # A picked row without a score is dropped: kept, it would come back without one for ever.
+      kept, banked = replay.add(kept, rows, picked, round.step)
     seen = rows if condition.strip is None else condition.strip(rows, round.prompts)
     pool, used, placed = rows_lib.append(pool, used, seen, chosen)
     made = trees.owned(rows).sum(1)
@@ -310,6 +311,7 @@ def make_collect(
           rows, ids = lay(rows), hosts.host(round.prompts.id)
           of_table = lambda x: np.bincount(ids, x, num_table)  # noqa: B023
           books = ledger.book(books, {name: of_table(x) for name, x in cost.items()})
+        begun = rows.valid
         rows, made = recipe.rollout(
           policy,
           params,
@@ -321,7 +323,7 @@ def make_collect(
           stops=stops,
           **({"knobs": knobs} if traits.trait(recipe.rollout, "reads_knobs") else {}),
         )
-        round, tally, booked = settle_roll(round, rows, made, reused, at, tally)
+        round, tally, booked = settle_roll(round, rows, begun, made, reused, at, tally)
         books = ledger.book(books, hosts.host(booked))
         ticks += np.array([made.ticks, made.slot_ticks])
         clock.lap("rollout")
@@ -372,7 +374,7 @@ def make_collect(
         functools.partial(seed, width), key, round, counts, scalar, tally, knobs, kept
       )
       made = DecodeCounts(reused, reused, reused, reused, reused, scalar, scalar)
-      round, tally, _ = shape(settle_roll, round, rows, made, reused, scalar, tally)
+      round, tally, _ = shape(settle_roll, round, rows, rows.valid, made, reused, scalar, tally)
       values = {f"reward/{name}": rows.reward for name in names}
       round = shape(settle, round, scalar, rows.correct, values, knobs)
     pool, *_ = shape(close_round, round, key, pool, used, tally, knobs, kept)

@@ -70,8 +70,9 @@ class Config:
   recipe: str = "grpo"  # name in recipes.RECIPES
   recipe_args: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the recipe's factory
   slots: dict[str, Any] = dataclasses.field(default_factory=dict)  # slot -> what fills it instead
-  kl_coef: float = 0.0  # of the KL to models["reference"], or the policy at the start, in the loss; >= 0
-  models: dict[str, Any] = dataclasses.field(default_factory=dict)  # other policies: name -> path
+  kl_coef: float = 0.0  # of the KL to the model "reference" in the loss, >= 0
+  # Other policies: name -> path. The reference is the policy at the start, unless it is given.
+  models: dict[str, Any] = dataclasses.field(default_factory=dict)  # none
   # Reward functions: "module:function" or a name in reward.REWARDS -> weight, or {"weight": weight, and
   # arguments of the function}. Those of weight 0 are looked at, and no more.
   rewards: dict[str, Any] = dataclasses.field(default_factory=dict)  # none: the verdict rules
@@ -445,7 +446,7 @@ def from_json(text: str) -> Config:
       raise unknown("config key", key, FIELDS)
   absent = [name for name in FIELDS if name not in values]
   if absent:
-    raise ValueError(f"the config lacks {', '.join(absent)}")
+    raise ValueError(f"the config lacks {', '.join(absent)}: another version of the code wrote it")
   for name, kind in FIELDS.items():  # JSON has no tuples
     if typing.get_origin(kind) is tuple and isinstance(values[name], list):
       values[name] = tuple(values[name])

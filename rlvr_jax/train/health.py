@@ -374,8 +374,11 @@ class Watch:
 
   def _row(self, metrics: Mapping[str, Any]) -> dict[str, float]:
     row = _finite(metrics)
-    self._evals |= {name: value for name, value in row.items() if name.startswith("eval/")}
+    evals = {name: value for name, value in row.items() if name.startswith("eval/")}
+    self._evals |= evals
     row |= derive(row | self._evals, self._functions)
+    if not evals:  # reward has grown since: the gap would be what was learned
+      row.pop("reward/eval_gap", None)
     for name, values in self._first.items():
       if name in row:
         if len(values) < FIRST:

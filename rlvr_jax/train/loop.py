@@ -142,8 +142,11 @@ def train(
     start = int(state.learner.step)
     if records is not None:
       records.rewind(start)
-    for row in _rows(workdir) if start else []:
+    past = _rows(workdir) if start else []
+    for row in past:
       watch.look(row["step"], row)
+    if past and (lost := start - len(past)):
+      print(f"WARNING: {METRICS_FILE} lacks {lost} of the {start} steps that were made", flush=True)
     before = _first_evaluation(workdir) if start else {}
     with Progress(config.steps, start=start) as progress:
       desk = _Desk(

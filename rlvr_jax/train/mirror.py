@@ -34,13 +34,15 @@ def is_remote(path: str | os.PathLike) -> bool:
   """Whether a path has a scheme, like gs://bucket/run.
 
   Raises:
-    ValueError: for gs:/bucket/run, what pathlib.Path makes of it.
+    ValueError: for gs:/bucket/run, what pathlib.Path makes of it; for file://, a folder of this machine.
   """
   found = re.match(r"[A-Za-z][\w+.-]*:/(/?)", os.fspath(path))
   if found and not found[1]:
     raise ValueError(
       f"{os.fspath(path)}: a slash is missing behind the scheme; give a string, pathlib.Path drops it"
     )
+  if found and os.fspath(path).startswith(("file:", "local:")):
+    raise ValueError(f"{os.fspath(path)}: give a folder of this machine without the scheme")
   return found is not None
 
 

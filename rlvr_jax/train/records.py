@@ -179,7 +179,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict) or not {"step", "every"} & row.keys():
           raise ValueError("not an object with a step")
       except ValueError as error:
-        raise ValueError(f"{path}, line {number}: {error}") from error
+        raise ValueError(
+          f"{path}, line {number}: {error}; delete the line, or move the file away"
+        ) from error
       yield row
 
 

@@ -136,7 +136,7 @@ def leaves(rows):
   )
 
 
-@pytest.mark.parametrize("plan, seed", [(RANDOM, 0), (CUTTING, 3), (CUTTING, 5)])
+@pytest.mark.parametrize("plan, seed", [(RANDOM, 0), (CUTTING, 3), (CUTTING, 9)])
 def test_every_leaf_is_what_it_would_be_alone(plan, seed):
   rows, counts, _ = grow(plan, seed=seed)
   check_leaves(rows)
@@ -228,6 +228,28 @@ def test_a_chosen_first_token_is_in_the_row_as_if_drawn():
   assert counts.generated[two] == 1 and counts.generated[one] == rows.length[one] - 7
 
 
+def test_a_branch_that_was_cut_off_does_not_come_back():
+  """Roots fork twice at one place, lose the first child, and fork there again."""
+  at = jnp.zeros(N, jnp.int32).at[jnp.asarray([0, 5])].set(jnp.asarray([8, 6]))
+  root = lambda rows: rows.valid & (rows.parent < 0)
+  due = lambda rows, seen: root(rows) & (rows.response_length == 4 * (seen + 1)) & (seen < 2)
+
+  def branch(rows, seen):
+    here = jnp.where(due(rows, seen), at, -1)
+    forks = tree.Forks(jnp.stack([here, jnp.where(seen == 0, here, -1)], 1))
+    return rows, seen + due(rows, seen), forks
+
+  def prune(rows, seen):
+    return jnp.isin(jnp.arange(N), jnp.asarray([1, 6])) & (rows.parent >= 0) & (seen == 1)
+
+  plan = tree.Plan(
+    init=first_of_group, pause=lambda rows, seen: due(rows, seen).any(), branch=branch, prune=prune
+  )
+  rows, _, _ = grow_chain(plan, end=-1)
+  assert rows.valid[jnp.asarray([0, 1, 2, 5, 6, 7])].all() and rows.valid.sum() == 6
+  assert len(set(leaves(rows))) == 6  # the second child and the third are not twins
+
+
 def test_errors_say_what_to_do():
   error = lambda match: pytest.raises(ValueError, match=match)
   with error("1 forks lie outside the response"):
@@ -255,7 +277,7 @@ def test_a_look_ahead_is_what_another_row_would_say():
   asked = np.flatnonzero(np.asarray(at) >= 0)
   np.testing.assert_array_equal(np.flatnonzero(ahead.valid), asked)
   for n in asked:
-    assert int(ahead.fork_at[n]) == at[n] and int(ahead.parent[n]) == n
+    assert int(ahead.fork_at[n]) == at[n] and int(ahead.parent[n]) == -1
     assert at[n] < int(ahead.length[n]) <= at[n] + 3
     assert ahead.tokens[n, : at[n]].tolist() == rows.tokens[n, : at[n]].tolist()
     assert ahead.uid[n].tolist() != rows.uid[n].tolist()

@@ -33,6 +33,8 @@ def test_a_grid_is_every_combination():
     sweep.grid(Config(), ["seed"])
   with pytest.raises(ValueError, match="did you mean seed"):
     sweep.grid(Config(), ["sed=1"])
+  with pytest.raises(ValueError, match="two runs of the name 'policy=a_b'"):
+    sweep.grid(Config(), ["policy=a/b,c,a_b"])
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,9 @@ def test_finished_runs_are_left_alone_and_the_rest_is_resumed(tmp_path, capsys):
   calls.clear()
   broken.clear()
   runs["a"] = Config(seed=0, steps=200)  # a longer run is another one
+  (tmp_path / "d" / sweep.FINISHED_FILE).write_text("{")
   assert sweep.run_all(runs, tmp_path, run) == []
-  assert calls == ["a", "b", "c"]
+  assert calls == ["a", "b", "c", "d"]
 
 
 # Two runs that go on until a file "go" lies beside them, or until they are stopped, as those of train.loop.

@@ -38,9 +38,11 @@ def params():
   return POLICY.init(jax.random.key(0))
 
 
-def roll(rollout, weights=None, step=0, end=-1):
+def roll(rollout, weights=None, step=0, end=-1, temperature=1.0):
+  rows = fresh()
+  rows = rows.replace(temperature=jnp.full_like(rows.temperature, temperature))
   out = rollout(
-    POLICY, weights or params(), fresh(), step, jnp.asarray([end]), num_contexts=2, prompt_places=P
+    POLICY, weights or params(), rows, step, jnp.asarray([end]), num_contexts=2, prompt_places=P
   )  # fmt: skip
   return jax.device_get(out)
 
@@ -69,7 +71,7 @@ def budget(flags, born, live, size, branch=2):
   )  # fmt: skip
   pad = lambda x: jnp.asarray(list(x) + [0] * (n - len(x)), jnp.int32)
   growth = engine.Growth(
-    room=jnp.ones(n, bool), born=pad(born), suppressed=pad([]), new=jnp.zeros(n, bool)
+    room=jnp.ones(n, bool), born=pad(born), suppressed=pad([]), gone=pad([]), new=jnp.zeros(n, bool)
   )
   at = jnp.where((pad(flags) > 0) & (pad(live) > 0), 3, -1)
   forks = engine.Forks(jnp.broadcast_to(at[:, None], (n, branch - 1)))
@@ -194,7 +196,7 @@ def slow_latr(table, prompt, size, least, gap, steps):
 
 def test_latr_grows_the_likely_tokens_to_the_force():
   recipe = latr(**NO_TESTS, force=4, shares={0: 1.0})
-  rows, counts = roll(recipe.rollout)
+  rows, counts = roll(recipe.rollout, temperature=0.5)
   for group, prompt in ((0, [0, 1, 2]), (1, [3, 2])):
     expected = slow_latr(params()["table"], prompt, 8, 0.05, 0.9, 4)
     mine = rows.valid & (rows.group == group)
@@ -207,7 +209,17 @@ def test_latr_grows_the_likely_tokens_to_the_force():
     p, f = rows.parent[n], rows.fork_at[n]
     assert rows.tokens[n, :f].tolist() == rows.tokens[p, :f].tolist()
   assert counts.generated.sum() == np.asarray(trees.owned(rows))[rows.valid].sum()
-  assert (rows.temperature == 1).all()
+  assert (rows.temperature == 0.5).all()
+  z = np.asarray(params()["table"], np.float64) / 0.5  # all tokens, chosen or drawn, say this law
+  laws = z - np.log(np.exp(z).sum(2, keepdims=True))
+  before, said = rows.tokens[:, :-1], rows.response_mask[:, 1:] & rows.valid[:, None]
+  law = laws[np.arange(before.shape[1])[None], before]
+  exact = np.take_along_axis(law, rows.tokens[:, 1:, None], 2)[..., 0]
+  for got in (rows.full_logprobs, rows.behavior_logprobs):
+    np.testing.assert_allclose(got[:, 1:][said], exact[said], atol=1e-5)
+  np.testing.assert_allclose(
+    rows.entropy[:, 1:][said], -(np.exp(law) * law).sum(2)[said], atol=1e-5
+  )
 
 
 def test_latr_without_a_share_is_plain_sampling_and_shares_follow_the_steps():

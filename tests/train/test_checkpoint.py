@@ -223,9 +223,19 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert checkpoints.best() == {"step": 2, "metric": "eval/a", "value": 0.9}
     checkpoints.offer(_state(step=6), "eval/a", 0.91)
   assert names() == ["6", "best.json"]
-  shutil.rmtree(tmp_path / "checkpoints" / "6")  # a kill while it was written: the record is void
+  with Checkpointer(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(_state(step=7))
+    checkpoints.offer(_state(step=7), "eval/a", 0.95)  # saved already, as after the last step
+  assert names() == ["7", "best.json"]
+  shutil.rmtree(tmp_path / "checkpoints" / "7")  # a kill while it was written: the record is void
   with Checkpointer(tmp_path, keep=1) as checkpoints:
     assert checkpoints.best() is None
+  (tmp_path / "checkpoints" / "best.json").write_text('{"step": 7, "me')
+  with Checkpointer(tmp_path, keep=1) as checkpoints:
+    assert checkpoints.best() is None
+    checkpoints.offer(_state(step=8), "eval/a", 0.1)
+    checkpoints.finish()
+    assert checkpoints.best() == {"step": 8, "metric": "eval/a", "value": 0.1}
 
 
 @contextlib.contextmanager
@@ -277,6 +287,7 @@ def test_what_a_kill_leaves_behind_is_cleared_away(tmp_path):
     checkpoints.save(_state(step=1))
   for name in ("2.orbax-checkpoint-tmp", "0.removed"):
     (tmp_path / "checkpoints" / name / "default").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "best.json.orbax-checkpoint-tmp").write_text('{"st')
   Checkpointer(tmp_path, keep=1).close()
   assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 

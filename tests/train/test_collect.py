@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from rlvr_jax.core import ledger
-from rlvr_jax.core.records import Verdict
+from rlvr_jax.core.records import Example, Verdict
 from rlvr_jax.core.types import Allocator, Collector, PromptTable, plain_table
+from rlvr_jax.recipes.april import april
 from rlvr_jax.recipes.dapo import dapo
 from rlvr_jax.recipes.grpo import grpo
+from rlvr_jax.rollout.linear import linear
 from rlvr_jax.train.collect import make_collect
 from rlvr_jax.train.metrics import CompileCounter
+from rlvr_jax.train.rewards import RewardFunction, Scorer
 from tests import toy
 
 VOCAB, END, NEW, PLACES = 5, 4, 4, 2
@@ -59,11 +62,24 @@ def _waves(*sizes):
   return Allocator(lambda b, n: sizes, lambda prompts, knobs: jnp.zeros((), jnp.int32), next_)
 
 
+CUT = {"off": False}
+
+
+def _cut_off(*args, **sizes):
+  """Plain rollouts, of which the first and the last row are cut off if CUT says so."""
+  rows, counts = linear()(*args, **sizes)
+  if CUT["off"]:
+    cut = jnp.isin(jnp.arange(len(rows.valid)), jnp.asarray([0, len(rows.valid) - 1]))
+    rows = rows.replace(valid=rows.valid & ~cut)
+    counts = counts.replace(pruned=jnp.where(cut, counts.generated, 0))
+  return rows, counts
+
+
 RECIPES = {
   "grpo": grpo(),
   "dapo": dapo(rounds=3),
   "one-wave": grpo()._replace(allocate=_waves(6)),
-  "two-waves": grpo()._replace(allocate=_waves(3, 3)),
+  "two-waves": grpo()._replace(allocate=_waves(3, 3), rollout=_cut_off),
 }
 
 
@@ -235,6 +251,32 @@ def test_no_two_rows_have_equal_seeds(name):
     uids = [tuple(u) for u in batch.rows.uid[_valid(batch)].tolist()]
     assert not seen & set(uids) and len(set(uids)) == len(uids)
     seen |= set(uids)
+
+
+def test_rows_that_were_cut_off_keep_their_seeds(monkeypatch):
+  run = _run("two-waves")
+  seeds = lambda batch: {
+    (tuple(batch.rows.uid[i].tolist()), int(batch.rows.wave[i])) for i in _valid(batch)
+  }
+  ((whole, *_),) = run.steps(1)
+  monkeypatch.setitem(CUT, "off", True)
+  ((batch, _, books),) = run.steps(1)
+  assert batch.tally.drawn.sum() == 6 and len(_valid(batch)) == 2
+  assert seeds(batch) < seeds(whole)  # those of the second wave are no seeds of the first
+  assert not ledger.balance(books).any() and ledger.totals(books)["pruned"] > 0
+
+
+def test_a_group_without_a_score_does_not_wait_for_ever():
+  some = lambda prompts, completions, i: [None if n % 2 else 1.0 for n in i]
+  tasks = [Example("", "", "", {"i": i}) for i in range(9)]
+  recipe = april(groups=0)
+  with Scorer([RewardFunction("some", 1.0, some)], tasks) as scorer:
+    run = Run(recipe, Judge(), _make(recipe=recipe, budget=6, scorer=scorer), 9)
+    steps = run.steps(3)
+  for batch, collector, books in steps:
+    assert set(batch.rows.prompt_id[_valid(batch)] % 2) == {0}
+    assert not collector.replay.rows.valid.any() and not ledger.balance(books).any()
+  assert all(sum(batch.tally.drawn for batch, _, _ in steps) == 2)  # of every prompt, once
 
 
 def test_two_waves_equal_one():

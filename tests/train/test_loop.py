@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -295,12 +296,17 @@ def test_a_run_on_a_stream_of_prompts_resumes_where_the_stream_was(tmp_path):
   assert rows[5]["train/epoch"] == drawn // 11
 
 
-def test_a_finished_run_does_nothing_more(tmp_path, whole):
+def test_a_finished_run_does_nothing_more(tmp_path, whole, capsys):
   first = _train(tmp_path, steps=2)
   again = _train(tmp_path, steps=2)
   _same(again.state.learner, first.state.learner)
   assert again.after == first.after and again.before == first.before
   assert [row["step"] for row in _rows(tmp_path)] == [0, 1, 2]
+  rows = (tmp_path / METRICS_FILE).read_text().splitlines(keepends=True)
+  (tmp_path / METRICS_FILE).write_text("".join(rows[1:]))  # lost with the machine, say
+  assert "WARNING: metrics.jsonl lacks" not in capsys.readouterr().out
+  _train(tmp_path, steps=2)
+  assert "WARNING: metrics.jsonl lacks 1 of the 2 steps" in capsys.readouterr().out
   with pytest.raises(ValueError, match="the checkpoint is at step 2, past steps = 1"):
     _train(tmp_path, steps=1)
 
@@ -331,13 +337,28 @@ def test_a_signal_saves_after_the_step_and_resumes(tmp_path, whole, number, caps
   assert _rows(tmp_path) == _rows(whole[1])
 
 
-def test_a_signal_after_the_last_step_stops_too(tmp_path):
+def test_a_signal_after_the_last_step_stops_too(tmp_path, monkeypatch):
   """Else a sweep would go on; what the run still had to do is done when it is started again."""
+  offered, best = [], "eval/heldout/pass@1"
+  monkeypatch.setattr(
+    loop.Checkpointer, "offer", lambda self, state, *_: offered.append(int(state.learner.step))
+  )
   wire = Tripwire(5 + PER_STEP + 2, lambda: signal.raise_signal(signal.SIGTERM))
   with pytest.raises(loop.Interrupted, match="after the last step; the same command ends the run"):
-    _train(tmp_path, tokenizer=wire, steps=1)
-  assert _train(tmp_path, steps=1).after
+    _train(tmp_path, tokenizer=wire, steps=1, keep_best=best)
+  assert _train(tmp_path, steps=1, keep_best=best).after
   assert [row["step"] for row in _rows(tmp_path)] == [0, 1]
+  assert offered == [0, 1, 1]  # what the last evaluation says may be the best
+
+
+def test_a_signal_in_the_middle_of_a_print_is_heard(monkeypatch):
+  def write(text):
+    raise RuntimeError("reentrant call")
+
+  with loop._StopSignals() as stop:
+    monkeypatch.setattr(sys.stdout, "write", write)
+    signal.raise_signal(signal.SIGTERM)
+  assert stop.requested
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):

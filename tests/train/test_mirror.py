@@ -54,6 +54,8 @@ def test_a_scheme_that_lost_its_slash_is_no_folder():
   for use in (mirror_lib.is_remote, local):
     with pytest.raises(ValueError, match=r"gs:/b/x: a slash is missing"):
       use(Path("gs://b/x"))
+    with pytest.raises(ValueError, match=r"file:///b/x: give a folder of this machine without"):
+      use("file:///b/x")
 
 
 def test_the_store_has_what_the_folder_had_at_the_last_push(store):

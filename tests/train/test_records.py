@@ -124,6 +124,12 @@ def test_damage_before_the_end_is_an_error(tmp_path):
   path.write_text(json.dumps({"step": 0, "prompt": [1]}) + "\n")
   with pytest.raises(ValueError, match="does not hold rollouts"):
     read_rollouts(tmp_path)
+  with (tmp_path / COMPLETIONS_FILE).open("a") as file:
+    file.write('{"step": 1, "prompt": "a"}\n')
+  with pytest.raises(
+    ValueError, match="a completion of step 1 lacks prompt_id, completion, reward"
+  ):
+    read_completions(tmp_path)
 
 
 def test_long_texts_lose_their_middle(tmp_path):
