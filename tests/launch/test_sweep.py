@@ -122,8 +122,9 @@ get_sweep = lambda: {f"r{seed}": Config(seed=seed) for seed in range(2)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_processes_share_the_runs_and_a_signal_stops_them_all(tmp_path, number):
+def test_processes_share_the_runs_and_a_signal_stops_them_all(tmp_path, monkeypatch, number):
   """Ctrl-C, as from a terminal, goes to the whole process group."""
+  monkeypatch.setattr(sweep.train, "run", sweep.train.run)  # which reading the sweep replaces
   file, workdir = tmp_path / "sweep.py", tmp_path / "runs"
   file.write_text(ENDLESS)
   command = [sys.executable, "-m", "launch.sweep", f"--sweep={file}", f"--workdir={workdir}"]
