@@ -65,7 +65,8 @@ class Run(NamedTuple):
 def _parts(mesh):
   """(start, collect, learn, evaluate) on a mesh."""
   placement = meshes.place(mesh).placement
-  recipe, optimizer = grpo(), optax.adamw(1e-2)
+  # A gradient near 0 would move a parameter by its sign, that is by its rounding.
+  recipe, optimizer = grpo(), optax.adamw(1e-2, eps=1e-5)
   collect = make_collect(
     POLICY, recipe, TABLE, functools.partial(_starts_right, TASK.train), TASK.tokenizer.decode,
     prompts=PROMPTS, budget=BUDGET, max_new_tokens=NEW, eos_ids=TASK.tokenizer.eos_ids,
@@ -152,8 +153,8 @@ def test_evaluation_of_a_set_that_the_mesh_does_not_divide(mesh):
 
 
 def test_t67_a_device_whose_rows_are_all_masked():
-  """Six rows of sixteen are left: with two a device, five devices have nothing."""
-  one, many = _run("cpu1", 6), _run("8x1x1", 6)
+  """Eight rows of sixteen are left: with two a device, four devices have nothing."""
+  one, many = _run("cpu1", 8), _run("8x1x1", 8)
   _equal(one, many)
   assert one.metrics[0]["policy/grad_norm"] > 0
 
